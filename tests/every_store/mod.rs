@@ -1,13 +1,13 @@
 //! The guarantees of every lease store: its grants, its queue, and the answers of an issuer that
 //! uses it. Each binary with these tests names its stores in the macros `on_every_store!` and
-//! `on_every_store_with_a_line!`.
+//! `on_every_store_with_a_queue!`.
 
 mod breaks;
 mod calls;
 mod conformance;
 mod grants;
-mod line;
 mod lock_delay;
 mod operators;
+mod queue;
 mod refusals;
 mod waiting;

@@ -9,7 +9,7 @@ use crate::support::{
     store::TestStore,
 };
 
-on_every_store_with_a_line!(call_waits_in_the_queue);
+on_every_store_with_a_queue!(call_waits_in_the_queue);
 
 async fn call_waits_in_the_queue<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;

@@ -15,8 +15,8 @@ use crate::support::{
     standby::{Replication, Standby, number},
 };
 
-/// Kills the primary under load, and continues with the standby. `noticed` turns failover detection
-/// on or off.
+/// Kills the primary under load, and continues with the standby. `noticed` is whether failover
+/// detection is on.
 async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     let mut primary = server().await;
     let notice = fence(&primary).await.notice_failover(noticed).await;
@@ -175,9 +175,9 @@ async fn operator_distinguishes_two_promotions_that_look_like_one() {
     drop(first);
 
     let second = second.promote().await;
-    let time_line =
+    let timeline =
         "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint";
-    assert_eq!(number(&second, time_line).await, 2);
+    assert_eq!(number(&second, timeline).await, 2);
     has_ended(&second, &held, &before).await;
     let again = held_by(&second, &held).await;
     assert_eq!(again, lost, "the second promotion was detected");

@@ -1,5 +1,5 @@
-//! The outbox in real processes. The relays are frozen in turn, and the subscriber still receives
-//! the events in order.
+//! The outbox in real processes. The test freezes the relays in turn, and the subscriber still
+//! receives the events in order.
 
 use std::time::Duration;
 
@@ -84,17 +84,17 @@ impl Outbox {
     async fn freeze_in_turn(&self, relays: &mut [Process; 2]) {
         self.change_prices().await;
         let frozen = freeze_one_that_works(relays).await;
-        let told = reports_of(&relays[frozen]);
+        let reports_before = reports_of(&relays[frozen]);
         let sent = count(&relays[1 - frozen], "sends event");
         // On a slow machine the relay may have sent all events before it was frozen.
         self.change_prices().await;
         let other = &mut relays[1 - frozen];
         other.prints("sends event", sent + 4).await;
         relays[frozen].signal("-CONT");
-        // If the resumed relay has an event to send, it sends the event, because it has not noticed
-        // that its lease is lost. Otherwise it detects the loss.
+        // If the resumed relay has an event to send, it sends the event, because it has not
+        // detected that its lease is lost. Otherwise it detects the loss.
         eventually("the relay resumes", async || {
-            reports_of(&relays[frozen]) > told
+            reports_of(&relays[frozen]) > reports_before
         })
         .await;
     }

@@ -31,7 +31,7 @@ const OUTAGES: [&str; 4] = ["crash", "stop", "crash", "crash"];
 
 /// The answers that one client received for its writes.
 #[derive(Default)]
-struct Told {
+struct Answers {
     /// Writes that were answered with 200.
     acknowledged: HashSet<i64>,
     /// Writes that were answered with an unknown outcome.
@@ -76,7 +76,7 @@ async fn crash_under_load() {
     let server = Server::start(app).await;
     let (stop, acknowledged) = (AtomicBool::new(false), AtomicI64::new(0));
     let client = async |client: i64| {
-        let mut told = Told::default();
+        let mut answers = Answers::default();
         for token in 1.. {
             if stop.load(Relaxed) {
                 break;
@@ -86,18 +86,18 @@ async fn crash_under_load() {
                 let answer = server.write(&format!("/{client}/{token}"), token).await;
                 match answer.status {
                     200 => {
-                        told.acknowledged.insert(token);
+                        answers.acknowledged.insert(token);
                         acknowledged.fetch_add(1, Relaxed);
                         break;
                     }
                     412 => {
                         assert_eq!(answer.json()["max_token"], token);
-                        told.found_written.insert(token);
+                        answers.found_written.insert(token);
                         break;
                     }
                     503 => {
                         if answer.text.contains("outcome-unknown") {
-                            told.unknown.insert(token);
+                            answers.unknown.insert(token);
                         }
                         sleep(Duration::from_millis(5)).await;
                     }
@@ -105,7 +105,7 @@ async fn crash_under_load() {
                 }
             }
         }
-        told
+        answers
     };
     let outages = async {
         let writes_go_on = async || {
@@ -126,35 +126,36 @@ async fn crash_under_load() {
         writes_go_on().await;
         stop.store(true, Relaxed);
     };
-    let (told, ()) = futures_util::future::join(join_all((0..CLIENTS).map(client)), outages).await;
+    let (answers, ()) =
+        futures_util::future::join(join_all((0..CLIENTS).map(client)), outages).await;
     let written: Vec<(i64, i64, i64)> =
         sqlx::query_as("SELECT client, entry, count(*) FROM written GROUP BY client, entry")
             .fetch_all(&pool)
             .await
             .unwrap();
-    let sum = |count: fn(&Told) -> usize| told.iter().map(count).sum::<usize>();
+    let sum = |count: fn(&Answers) -> usize| answers.iter().map(count).sum::<usize>();
     println!(
         "{} written: {} acknowledged, {} found written; {} were unknown for a while",
         written.len(),
-        sum(|told| told.acknowledged.len()),
-        sum(|told| told.found_written.len()),
-        sum(|told| told.unknown.len()),
+        sum(|answers| answers.acknowledged.len()),
+        sum(|answers| answers.found_written.len()),
+        sum(|answers| answers.unknown.len()),
     );
     let written: HashMap<(i64, i64), i64> = written
         .into_iter()
         .map(|(client, entry, times)| ((client, entry), times))
         .collect();
-    for (client, told) in (0..).zip(&told) {
-        for &entry in told.acknowledged.union(&told.found_written) {
+    for (client, answers) in (0..).zip(&answers) {
+        for &entry in answers.acknowledged.union(&answers.found_written) {
             let times = written.get(&(client, entry));
             assert_eq!(times, Some(&1), "client {client}, entry {entry}");
         }
     }
     for (&(client, entry), &times) in &written {
-        let told = &told[usize::try_from(client).unwrap()];
+        let answers = &answers[usize::try_from(client).unwrap()];
         assert_eq!(times, 1, "client {client}, entry {entry}");
         assert!(
-            told.acknowledged.contains(&entry) || told.unknown.contains(&entry),
+            answers.acknowledged.contains(&entry) || answers.unknown.contains(&entry),
             "client {client} received a refusal for the written entry {entry}"
         );
     }
@@ -178,8 +179,8 @@ fn named(name: &str) -> Resource {
 /// server has whole pages to write, it soon writes them together with all earlier records.
 async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
     let (lost, pool) = (named("lost"), fence.pool());
-    let dead = fence.inspect(&lost).await.unwrap().unwrap_or(0);
-    let next = Token::new(dead + 2).unwrap();
+    let max_token = fence.inspect(&lost).await.unwrap().unwrap_or(0);
+    let next = Token::new(max_token + 2).unwrap();
     fence.raise(&lost, next).await.unwrap();
     let written = async || {
         let bytes = "SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint";
@@ -274,8 +275,12 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
                 }
             }
             fence = crash(&mut server, fence, next).await;
-            let dead = fence.inspect(&name).await.unwrap();
-            assert_eq!(dead, Some(8), "{name}: an older token was admitted again");
+            let max_token = fence.inspect(&name).await.unwrap();
+            assert_eq!(
+                max_token,
+                Some(8),
+                "{name}: an older token was admitted again"
+            );
         }
     }
     fence.pool().close().await;
@@ -283,7 +288,7 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
 
 /// The raise waits for the disk, but has no change of its own to write.
 #[tokio::test]
-async fn raise_flushes_the_admission_of_a_session_that_does_not_wait() {
+async fn raise_flushes_the_admission_of_an_asynchronous_session() {
     let mut server = lazy_server().await;
     let lazy = fence_on(&server).await;
     lazy.migrate().await.unwrap();
@@ -298,7 +303,7 @@ async fn raise_flushes_the_admission_of_a_session_that_does_not_wait() {
     durable.raise(&name, token).await.unwrap();
     durable.pool().close().await;
     let after = crash(&mut server, lazy, next).await;
-    let dead = after.inspect(&name).await.unwrap();
-    assert_eq!(dead, Some(8), "an older token was admitted again");
+    let max_token = after.inspect(&name).await.unwrap();
+    assert_eq!(max_token, Some(8), "an older token was admitted again");
     after.pool().close().await;
 }

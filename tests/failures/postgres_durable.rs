@@ -193,7 +193,7 @@ async fn tokens_increase_across_crashes_under_load() {
             }
             let number = turn % RESOURCES;
             let resource = Resource::new(format!("sku-{number}")).unwrap();
-            let told = |token: i64| {
+            let record = |token: i64| {
                 let mut highest = highest[number].lock().unwrap();
                 *highest = (*highest).max(token);
             };
@@ -204,12 +204,12 @@ async fn tokens_increase_across_crashes_under_load() {
                 continue;
             };
             assert!(lease.token.get() > before, "{} after {before}", lease.token);
-            told(lease.token.get());
+            record(lease.token.get());
             done.fetch_add(1, Relaxed);
             let renew = Renew::new(Duration::from_millis(300)).with_new_token();
             if let Ok(renewed) = leases.renew(&resource, &lease.id, renew).await {
                 assert!(renewed.token > lease.token);
-                told(renewed.token.get());
+                record(renewed.token.get());
             }
             let _ = leases.release(&resource, &lease.id).await;
         }

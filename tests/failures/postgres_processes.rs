@@ -56,7 +56,7 @@ impl Processes {
     /// Queues `count` waiters, alternately at the two processes. Each granted waiter reports its
     /// turn, and releases the lease at the process that granted it. Returns when all waiters are in
     /// the queue.
-    async fn line_up(
+    async fn enqueue(
         &self,
         count: usize,
         ttl_ms: u64,
@@ -155,8 +155,8 @@ fn steps(turns: &[Turn]) -> Vec<Duration> {
 async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
     const WAITERS: usize = 1_000;
     let processes = Processes::start().await;
-    let (told, mut turns) = mpsc::unbounded_channel();
-    let mut tasks = processes.line_up(WAITERS, 30_000, &told).await;
+    let (turn_sender, mut turns) = mpsc::unbounded_channel();
+    let mut tasks = processes.enqueue(WAITERS, 30_000, &turn_sender).await;
     let places = processes.places().await;
     // A waiter that joined while others were already in the queue is behind them.
     let mut batches: Vec<_> = places.iter().collect();
@@ -191,14 +191,14 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
     );
 }
 
-/// The process is killed during the hand-offs. It may be waking a waiter, granting the lease, or
-/// about to be notified.
+/// The process is killed while the lease passes from waiter to waiter. The process may be waking a
+/// waiter, granting the lease, or about to be notified.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_a_killed_process_are_skipped() {
     const WAITERS: usize = 600;
     let processes = Processes::start().await;
-    let (told, mut turns) = mpsc::unbounded_channel();
-    let [mut living, mut doomed] = processes.line_up(WAITERS, 1_000, &told).await;
+    let (turn_sender, mut turns) = mpsc::unbounded_channel();
+    let [mut living, mut doomed] = processes.enqueue(WAITERS, 1_000, &turn_sender).await;
     let places = processes.places().await;
     processes.release().await;
     let mut served = vec![];
@@ -212,7 +212,7 @@ async fn waiters_of_a_killed_process_are_skipped() {
     while let Some(outcome) = doomed.join_next().await {
         cut_off += usize::from(outcome.unwrap().is_err());
     }
-    drop(told);
+    drop(turn_sender);
     turns.recv_many(&mut served, WAITERS).await;
     are_in_order(&served, &places);
     let alive = served.iter().filter(|turn| turn.waiter % 2 == 0);

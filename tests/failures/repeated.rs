@@ -248,7 +248,7 @@ async fn test_detects_writes_without_keys() {
 /// The guard keeps its records outside the transaction of the write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn test_detects_records_outside_the_transaction() {
-    async fn remembered(
+    async fn recorded(
         State(pool): State<PgPool>,
         Path(sku): Path<String>,
         headers: HeaderMap,
@@ -275,7 +275,7 @@ async fn test_detects_records_outside_the_transaction() {
     prepare(&db).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku")).reusable();
     let app = Router::new()
-        .route("/{sku}", post(remembered))
+        .route("/{sku}", post(recorded))
         .route_layer(layer)
         .with_state(db.pool.clone());
     let (applied, _) = workload(&db, app, WRITES).await;

@@ -243,11 +243,11 @@ async fn logs_of_the_example_contain_no_secret() {
         secrets.push(lease["lease_id"].as_str().unwrap().into());
         secrets.extend(macs(lease["fencing_token"].as_str().unwrap()));
     }
-    let told = service.stdout() + &service.log();
+    let output = service.stdout() + &service.log();
     assert!(
-        told.contains("TRACE") && told.contains("forged-token"),
-        "{told}"
+        output.contains("TRACE") && output.contains("forged-token"),
+        "{output}"
     );
-    assert!(told.contains("signed and verified"), "{told}");
-    nothing_of(&secrets, &told);
+    assert!(output.contains("signed and verified"), "{output}");
+    nothing_of(&secrets, &output);
 }

@@ -161,8 +161,8 @@ async fn connections_for_waiters_are_opened_concurrently() {
         fence.begin(&resource, token, TokenUse::Reusable).await
     };
     let mut waiting = Box::pin(join_all((0..SIZE).map(begin)));
-    let in_line = timeout(Duration::from_millis(200), &mut waiting).await;
-    assert!(in_line.is_err(), "the pool is not full");
+    let queued = timeout(Duration::from_millis(200), &mut waiting).await;
+    assert!(queued.is_err(), "the pool is not full");
     for conn in held {
         conn.unwrap().close().await.unwrap();
     }

@@ -9,7 +9,7 @@ macro_rules! on_every_store {
     };
 }
 
-macro_rules! on_every_store_with_a_line {
+macro_rules! on_every_store_with_a_queue {
     ($($name:ident),* $(,)?) => {
         crate::support::store::on_store!(in_memory: Memory, $($name),*);
         crate::support::store::on_store!(on_postgres: Postgres, $($name),*);

@@ -45,21 +45,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "names of tests and of helpers, which change with the tests",
     ),
     ("proptest-regressions/", "everyone", "written by proptest"),
-    (
-        "crates/verification/",
-        "anew",
-        "names of tests and of fields of the models",
-    ),
-    (
-        "crates/verification/",
-        "in line",
-        "names of fields of the models",
-    ),
-    (
-        "crates/etcd/src/watch.rs",
-        "in line",
-        "the name of a variable",
-    ),
 ];
 
 fn tracked() -> Vec<String> {

@@ -109,8 +109,8 @@ async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     // The name is a query parameter, because a browser would resolve the path segment `..`.
     for name in ["sku-1", "..", "a/b?c#d%", "\u{202e}<b>"] {
-        let look = path("fence", &[("resource", name)]);
-        let known = service.get(&look).await.json();
+        let fence_path = path("fence", &[("resource", name)]);
+        let known = service.get(&fence_path).await.json();
         assert_eq!(known["resource"], name);
         assert_eq!(
             (&known["row"], &known["max_token"]),
@@ -138,7 +138,7 @@ async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
             }
         };
         service.fence.raise(&resource(name), lease).await.unwrap();
-        let known = service.get(&look).await.json();
+        let known = service.get(&fence_path).await.json();
         assert_eq!(known["max_token"], lease.get() - 1);
         assert_eq!(known["row"]["max_token"], lease.get() - 1);
         assert!(

@@ -245,7 +245,10 @@ impl Browser {
                 continue;
             }
             let to = message["params"]["request"]["url"].as_str().unwrap();
-            assert!(to.starts_with(url) || to.starts_with("data:"), "asked {to}");
+            assert!(
+                to.starts_with(url) || to.starts_with("data:"),
+                "the page sent a request to {to}"
+            );
             asked += 1;
         }
         assert!(asked > 3, "only {asked} requests were recorded");

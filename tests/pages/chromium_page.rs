@@ -151,10 +151,10 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
         let refusal = "#live-events [data-kind='stale']";
         browser.shows(refusal, "worker-b holds it now").await;
         let text = browser.text(refusal).await;
-        let (presented, dead) = (&first["token"], second["token"].as_i64().unwrap() - 1);
+        let (presented, highest_stale) = (&first["token"], second["token"].as_i64().unwrap() - 1);
         assert!(
             text.contains(&format!(
-                "presented {presented}, highest stale token {dead}"
+                "presented {presented}, highest stale token {highest_stale}"
             )),
             "{text}"
         );

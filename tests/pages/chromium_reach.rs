@@ -51,7 +51,7 @@ async fn page_is_usable_with_a_keyboard_alone() {
         browser.press(&back).await;
         assert_eq!(focus(browser).await, "break-yes");
         browser.press(&Key::Enter.to_string()).await;
-        // The focused element is gone, so the focus moves to its table.
+        // The focused element no longer exists, so the focus moves to its table.
         eventually("the focus is on the leases", async || focus(browser).await == "leases-title").await;
         assert!(!browser.text("#leases-rows").await.contains("sku-1"));
         let unnamed = "return [...document.querySelectorAll('button, input, select, svg, table, section, dialog, ol')] \

@@ -43,7 +43,7 @@ impl Reader {
             let wait = timeout(Duration::from_secs(20), self.response.chunk());
             let chunk = wait
                 .await
-                .expect("no message within the time limit")
+                .expect("no message within the timeout")
                 .unwrap()?;
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
             while let Some((message, rest)) = self.text.split_once("\n\n") {
@@ -99,14 +99,14 @@ async fn events_arrive_in_order_with_their_explanation() {
     assert_eq!(example.write(&second, 9).await.status, 200);
     let wait = json!({ "owner": "worker-c", "wait_ms": 20_000 });
     let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
-    let told = reader.events(6).await;
+    let received = reader.events(6).await;
     assert_eq!(
-        kinds(&told),
+        kinds(&received),
         [
             "granted", "broken", "granted", "stale", "admitted", "waiting"
         ]
     );
-    assert_eq!(told[5]["owner"], "worker-c");
+    assert_eq!(received[5]["owner"], "worker-c");
     example.release(&second).await;
     assert_eq!(waiting.await.unwrap().status, 201);
     let handed_over = reader.events(2).await;
@@ -128,19 +128,19 @@ async fn events_arrive_in_order_with_their_explanation() {
     assert_eq!(kinds(&refused), ["refused"]);
     assert_eq!(refused[0]["problem"], "lease-lost");
 
-    let [grant, stale] = [&told[2], &told[3]];
+    let [grant, stale] = [&received[2], &received[3]];
     assert_eq!(
         (&grant["owner"], &grant["waited_ms"]),
         (&json!("worker-b"), &Value::Null)
     );
     assert_eq!(stale["token"], first["token"]);
     assert_eq!(stale["max_token"], second["token"].as_i64().unwrap() - 1);
-    let ids: Vec<_> = told
+    let ids: Vec<_> = received
         .iter()
         .map(|event| event["id"].as_u64().unwrap())
         .collect();
     assert!(ids.is_sorted());
-    for event in told {
+    for event in received {
         assert!(
             !event
                 .to_string()
@@ -177,18 +177,18 @@ async fn reader_resumes_at_its_position_and_sees_process_changes() {
     assert_eq!(again["events"].as_array().unwrap().len(), 1);
     assert_eq!(again["events"][0]["resource"], "b");
     for of_another in ["1-7", "x", ""] {
-        let anew = Reader::of(&example, of_another).await.next().await.unwrap();
-        assert_eq!(anew["hello"]["goes_on"], false);
-        assert_eq!(anew["events"].as_array().unwrap().len(), 2);
+        let first = Reader::of(&example, of_another).await.next().await.unwrap();
+        assert_eq!(first["hello"]["goes_on"], false);
+        assert_eq!(first["events"].as_array().unwrap().len(), 2);
     }
     // The first message contains all counts.
-    let anew = Reader::of(&example, "").await.next().await.unwrap();
-    let granted = anew["hello"]["kinds"]
+    let first = Reader::of(&example, "").await.next().await.unwrap();
+    let granted = first["hello"]["kinds"]
         .as_array()
         .unwrap()
         .iter()
         .position(|kind| kind == "granted");
-    let seconds = anew["seconds"].as_array().unwrap().iter();
+    let seconds = first["seconds"].as_array().unwrap().iter();
     let counts = seconds.map(|second| second[1][granted.unwrap()].as_u64().unwrap());
     assert_eq!(counts.sum::<u64>(), 2);
 }

@@ -149,7 +149,7 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
         path(&secret),
     ];
     let mut server = Served::start(&db.url, &arguments).await;
-    eventually("the server warns", async || {
+    eventually("the server logs a warning", async || {
         server.log().contains("unencrypted")
     })
     .await;

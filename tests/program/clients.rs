@@ -140,7 +140,7 @@ async fn stops_when_its_lease_is_lost(worker: fn() -> Command) {
     shop.has_nine().await;
 }
 
-/// An operator broke the lease while the worker was paused, so the worker has not noticed the loss
+/// An operator broke the lease while the worker was paused, so the worker has not detected the loss
 /// when it writes.
 async fn late_write_is_refused(worker: fn() -> Command) {
     let shop = Shop::open().await;

@@ -56,7 +56,7 @@ async fn a_url_with_harmless_parameters_of_libpq_connects() {
 }
 
 #[tokio::test]
-async fn a_url_without_a_user_logs_in_as_the_user_of_the_process() {
+async fn url_without_a_user_uses_the_user_of_the_process() {
     let trust = ("pg_hba.conf", &b"host all all 127.0.0.1/32 trust\n"[..]);
     let postgres = PostgresServer::start_with_files(&[trust], &[]).await;
     let user = Command::new("id").arg("-un").output().unwrap().stdout;

@@ -9,7 +9,7 @@ use std::{
 
 use sqlx::Postgres;
 
-use super::languages::REFUSES_NOBODY;
+use super::languages::ADMITS_EVERY_TOKEN;
 use crate::support::{PATIENCE, database::TestDatabase, process::Process, repository, variable};
 
 /// The output of each program.
@@ -123,7 +123,7 @@ async fn calls_each_function(command: fn(&str) -> Command) {
     assert_eq!(printed, STORY, "{log}");
     assert!(success, "{log}");
 
-    let (success, printed, log) = run(REFUSES_NOBODY).await;
+    let (success, printed, log) = run(ADMITS_EVERY_TOKEN).await;
     assert!(!success, "{printed}{log}");
     assert!(
         log.contains("the stale token was admitted"),

@@ -16,7 +16,7 @@ use crate::support::{
     certificates::Certificates,
     database::{Fresh, TestDatabase},
     etcd::EtcdCluster,
-    lease::{LONG, grant, granted, join, sku, told},
+    lease::{LONG, grant, granted, join, messages_of, sku},
     proxy::{Passage, Proxy},
 };
 
@@ -67,9 +67,9 @@ async fn leases_queues_and_passwords_use_tls() {
         assert_eq!(seen.load(SeqCst), is_readable, "{url}");
 
         let wrong = settings().user("locks", "another").connect(&[&url]).await;
-        let told = told(&wrong.unwrap_err());
-        assert!(told.contains("authentication failed"), "{told}");
-        assert!(!told.contains("another"), "{told}");
+        let messages = messages_of(&wrong.unwrap_err());
+        assert!(messages.contains("authentication failed"), "{messages}");
+        assert!(!messages.contains("another"), "{messages}");
     }
 }
 
@@ -88,15 +88,15 @@ async fn untrusted_server_receives_no_password() {
             .await;
         let refused = refused.unwrap_err();
         assert!(matches!(refused, LeaseError::Unavailable(_)), "{refused:?}");
-        let told = told(&refused);
+        let messages = messages_of(&refused);
         assert!(
-            told.contains(&address) && told.contains("certificate"),
-            "{told}"
+            messages.contains(&address) && messages.contains("certificate"),
+            "{messages}"
         );
-        assert!(!told.contains("p4ssw0rd"), "{told}");
+        assert!(!messages.contains("p4ssw0rd"), "{messages}");
     }
     // Without TLS, the server does not answer like etcd.
     let plain = format!("http://{address}");
     let refused = settings().connect(&[plain]).await.unwrap_err();
-    assert!(told(&refused).contains(&address), "{refused:?}");
+    assert!(messages_of(&refused).contains(&address), "{refused:?}");
 }

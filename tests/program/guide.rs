@@ -5,7 +5,7 @@ use std::process::Command;
 use sqlx::Postgres;
 
 use super::{
-    languages::REFUSES_NOBODY,
+    languages::ADMITS_EVERY_TOKEN,
     program::{Ended, HOLDER, Served, ended, file, path},
 };
 use crate::support::{database::TestDatabase, process::python};
@@ -19,7 +19,7 @@ async fn paused_holder_with_psycopg_and_urllib_is_refused() {
     let holders = file(HOLDER);
     let server = Served::start(&db.url, &["--holder-secrets-file", path(&holders)]).await;
     db.execute("DROP TABLE stock").await;
-    let tell = async || -> Ended {
+    let run_script = async || -> Ended {
         let mut command: Command = python("tests/program/lease.py");
         command
             .env("DATABASE_URL", &db.url)
@@ -27,7 +27,7 @@ async fn paused_holder_with_psycopg_and_urllib_is_refused() {
             .env("TOWER_FENCE_SECRET", HOLDER);
         ended(command).await
     };
-    let told = tell().await;
+    let output = run_script().await;
     for line in [
         "holder 1 leases sku-1 with token 1000000001, and is paused",
         "holder 2 leases sku-1 with token 1000000002, and writes 96",
@@ -35,10 +35,10 @@ async fn paused_holder_with_psycopg_and_urllib_is_refused() {
         "writes 100 all the same: TF412 token 1000000001 for sku-1 is not newer than 1000000002",
         "the stock is 96",
     ] {
-        assert!(told.is(0).stdout.contains(line), "{line:?}: {told:?}");
+        assert!(output.is(0).stdout.contains(line), "{line:?}: {output:?}");
     }
-    db.execute(REFUSES_NOBODY).await;
-    tell()
+    db.execute(ADMITS_EVERY_TOKEN).await;
+    run_script()
         .await
         .is(1)
         .says("holder 1 has written over holder 2");

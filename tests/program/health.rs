@@ -202,7 +202,7 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     becomes(&server, 200).await;
-    let tell = async |command: &str| redis.command(&command.split(' ').collect::<Vec<_>>()).await;
+    let send = async |command: &str| redis.command(&command.split(' ').collect::<Vec<_>>()).await;
     for (fault, reason, end) in [
         ("CONFIG SET maxmemory 1", "OOM", "CONFIG SET maxmemory 0"),
         (
@@ -221,9 +221,9 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
             "ACL SETUSER default +set",
         ),
     ] {
-        tell(fault).await;
+        send(fault).await;
         names(&server, "leases", reason).await;
-        tell(end).await;
+        send(end).await;
         becomes(&server, 200).await;
     }
     // The epochs of these leases are in the database.

@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 /// A statement that makes the fence admit every token.
-pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
+pub const ADMITS_EVERY_TOKEN: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
      RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
 /// Runs the program that `command` creates from the URLs of a database and an issuer. Its exit
@@ -23,14 +23,14 @@ async fn refuses_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
     let service = Inventory::start(&[("DATABASE_URL", &db.url)]).await;
     let issuer = service.url("/locks");
     let run = async || {
-        let mut told = Process::run(command(&db.url, &issuer));
-        let status = told.exit().await;
-        (status.success(), told.stdout(), told.log())
+        let mut process = Process::run(command(&db.url, &issuer));
+        let status = process.exit().await;
+        (status.success(), process.stdout(), process.log())
     };
     // The program runs twice, and its tokens continue to increase.
     for round in [0, 2] {
-        let (success, told, log) = run().await;
-        assert!(success, "{told}{log}");
+        let (success, stdout, log) = run().await;
+        assert!(success, "{stdout}{log}");
         let [first, second] = [1, 2].map(|n| 1_000_000_000 + round + n);
         for line in [
             &format!("holder 1 leases sku-1 with token {first}, counts 100, and is paused"),
@@ -38,13 +38,13 @@ async fn refuses_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
             "refused: TF412",
             "the stock is 96",
         ] {
-            assert!(told.contains(line), "{line:?} is not in {told}{log}");
+            assert!(stdout.contains(line), "{line:?} is not in {stdout}{log}");
         }
-        let problem: Value = [&told, &log]
+        let problem: Value = [&stdout, &log]
             .iter()
             .flat_map(|text| text.lines())
             .find_map(|line| serde_json::from_str(line.trim_start_matches("DETAIL: ")).ok())
-            .unwrap_or_else(|| panic!("not a problem document: {told}{log}"));
+            .unwrap_or_else(|| panic!("not a problem document: {stdout}{log}"));
         assert_eq!(problem["resource"], "sku-1");
         assert_eq!(
             [&problem["presented_token"], &problem["max_token"]],
@@ -53,12 +53,12 @@ async fn refuses_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
         assert_eq!(db.number("SELECT stock FROM inventory").await, 96);
     }
 
-    db.execute(REFUSES_NOBODY).await;
-    let (success, told, log) = run().await;
-    assert!(!success, "{told}{log}");
+    db.execute(ADMITS_EVERY_TOKEN).await;
+    let (success, stdout, log) = run().await;
+    assert!(!success, "{stdout}{log}");
     assert!(
         log.contains("holder 1 has written over holder 2"),
-        "{told}{log}"
+        "{stdout}{log}"
     );
 }
 
@@ -107,9 +107,9 @@ async fn sea_orm_reports_the_paused_holder() {
 /// Runs an example that is a service of another protocol and its clients. Returns the printed
 /// lines.
 async fn lines_of(example: &str) -> Vec<String> {
-    let mut told = Process::run(Command::new(built(example)));
-    let success = told.exit().await.success();
-    let (stdout, log) = (told.stdout(), told.log());
+    let mut process = Process::run(Command::new(built(example)));
+    let success = process.exit().await.success();
+    let (stdout, log) = (process.stdout(), process.log());
     assert!(success, "{stdout}{log}");
     stdout.lines().map(str::to_owned).collect()
 }

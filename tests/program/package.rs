@@ -132,8 +132,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let program = root.path("usr/bin/tower-fence");
     let mut asked = clean(Command::new(&program));
     asked.arg("--version");
-    let told = ended(asked).await;
-    assert_eq!(told.is(0).stdout, format!("tower-fence {}\n", version()));
+    let printed = ended(asked).await;
+    assert_eq!(printed.is(0).stdout, format!("tower-fence {}\n", version()));
     for installed in [
         "doc/tower-fence/README.md",
         // These files are compressed in a package that is built without `--fast`.

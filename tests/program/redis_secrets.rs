@@ -45,7 +45,7 @@ pub async fn grants(server: &Served) {
 /// Checks that no lease is granted, and that the log has this reason.
 pub async fn refuses(server: &Served, reason: &str) {
     // The first call may come before the sentinel has discovered its master.
-    eventually("the master refuses", async || {
+    eventually("the master refuses requests", async || {
         let refused = server.post("/locks/sku-1", &json!({})).await;
         refused.is_problem(503, "store-unavailable");
         server.log().contains(reason)

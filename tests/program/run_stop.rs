@@ -13,8 +13,8 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// `tower-fence run` adopts orphans, as process 1 of a container, or it runs below a process 1 that
-/// never reads the status of an orphan.
+/// `tower-fence run` adopts orphans as process 1 of a container does, or it runs below a process 1
+/// that never reads the status of an orphan.
 #[tokio::test]
 async fn orphans_are_reaped_while_the_command_runs() {
     const ADOPT: &str = "import ctypes, os, subprocess, sys\n\
@@ -102,7 +102,7 @@ async fn descendants_outside_the_group_are_stopped() {
 
 /// A process that `tower-fence run` has inherited from the program that executed it.
 #[tokio::test]
-async fn children_from_before_the_command_are_left_alone() {
+async fn processes_from_before_the_command_are_not_stopped() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(

@@ -281,7 +281,7 @@ async fn malformed_url_shows_no_part_of_its_password() {
 }
 
 #[tokio::test]
-async fn malformed_url_of_a_lease_store_is_refused_unseen() {
+async fn malformed_lease_store_url_is_refused_without_being_shown() {
     let database = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
     for password in [
         "12345#hunter2",

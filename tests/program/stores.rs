@@ -47,8 +47,8 @@ async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
     );
     let list: Value = server.get("/locks").await.json();
     assert_eq!(list["leases"][0]["owner"], "one", "{list}");
-    let dead = db.number("SELECT tower_fence.max_token('sku-1')").await;
-    assert_eq!(Some(dead + 1), renewed.json()["token"].as_i64());
+    let highest_stale = db.number("SELECT tower_fence.max_token('sku-1')").await;
+    assert_eq!(Some(highest_stale + 1), renewed.json()["token"].as_i64());
     assert_eq!(
         Answer::to(request(reqwest::Method::DELETE)).await.status,
         204

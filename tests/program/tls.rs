@@ -57,8 +57,8 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     ];
     let leases = run(&["leases"], &variables).await;
     assert!(leases.is(0).stdout.contains("sku-1"), "{leases:?}");
-    let trusts_nobody = [variables[0], variables[2]];
-    run(&["leases"], &trusts_nobody)
+    let trusts_no_authority = [variables[0], variables[2]];
+    run(&["leases"], &trusts_no_authority)
         .await
         .is(69)
         .says("certificate");

@@ -147,13 +147,13 @@ async fn operators_list_inspect_and_break_leases() {
         (&json!("worker 7"), &json!(0))
     );
 
-    let looked = run(&["inspect", "sku-1", "--json"], &with(path(&holders)))
+    let inspected = run(&["inspect", "sku-1", "--json"], &with(path(&holders)))
         .await
         .json();
-    assert_eq!(looked["token"], lease["token"]);
-    let looked = run(&["inspect", "sku-1"], &operator).await;
+    assert_eq!(inspected["token"], lease["token"]);
+    let inspected = run(&["inspect", "sku-1"], &operator).await;
     assert!(
-        looked
+        inspected
             .is(0)
             .stdout
             .starts_with("sku-1 is held by worker 7 since 20")

@@ -131,7 +131,7 @@ async fn exit_statuses_are_the_same() {
     }
 }
 
-/// The reader of the server's standard output is gone.
+/// No process reads the standard output of the server any more.
 #[tokio::test]
 async fn server_starts_although_its_output_fails() {
     let db = Postgres::fresh(2).await;

@@ -155,7 +155,7 @@ async fn existing_row_keeps_its_token() {
     cluster
         .execute("SELECT tower_fence.distribute('inventory')")
         .await;
-    // This fence does not know that the rows have moved, so its call is refused.
+    // This fence has not detected that the rows have moved, so its call is refused.
     let unaware = take(&fence, &resource(0), 200).await;
     assert!(
         matches!(
@@ -391,7 +391,7 @@ async fn an_idempotency_key_commits_with_the_write() {
 }
 
 #[tokio::test]
-async fn connections_go_from_write_to_write() {
+async fn connections_are_reused_from_write_to_write() {
     let cluster = Cluster::with_distributed_fence().await;
     let fence = cluster
         .fence_with(|fence| fence.reuse_connections(true))

@@ -163,7 +163,7 @@ async fn eventually_begun(fence: &Fence<Postgres>, sku: &Resource, value: i64) -
 }
 
 #[tokio::test]
-async fn a_lease_that_is_held_stays_while_the_fence_is_distributed() {
+async fn held_lease_survives_the_distribution_of_the_fence() {
     let cluster = Cluster::with_fence().await;
     let sku = resource(1);
     let leases = PostgresLeases::new(cluster.fence().await);
@@ -226,7 +226,7 @@ async fn no_token_is_granted_twice_after_a_failover() {
                 let resurrected = leases.renew(&seen, &kept.id, Renew::new(LONG)).await;
                 assert!(resurrected.is_err(), "{resurrected:?}");
             } else {
-                // The coordinator knows the lease, and the worker has lost its token.
+                // The coordinator has the lease, and the worker has lost its token.
                 let outcome = leases.renew(sku, &lost.id, Renew::new(LONG)).await;
                 assert!(outcome.is_err(), "{outcome:?}");
             }

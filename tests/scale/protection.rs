@@ -43,7 +43,7 @@ async fn shard_of(cluster: &Cluster, sku: &str) -> (PgConnection, String) {
 }
 
 #[tokio::test]
-async fn a_table_is_protected_only_if_its_guard_can_read_the_fence() {
+async fn table_is_protected_only_if_its_guard_reads_the_fence() {
     let cluster = Cluster::with_distributed_fence().await;
     let set = "SET citus.enable_unsafe_triggers = on";
     for (protect, reason) in [
@@ -62,7 +62,7 @@ async fn a_table_is_protected_only_if_its_guard_can_read_the_fence() {
 }
 
 #[tokio::test]
-async fn a_row_that_was_not_admitted_is_refused_on_its_worker() {
+async fn unadmitted_row_is_refused_on_its_worker() {
     let cluster = protected().await;
     let fence = cluster.fence().await;
     let mut conn = cluster.connect().await;
@@ -216,7 +216,10 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
         }
     };
     let mover = async {
-        eventually("some writes", async || written.load(SeqCst) > 5).await;
+        eventually("some writes are acknowledged", async || {
+            written.load(SeqCst) > 5
+        })
+        .await;
         let before = written.load(SeqCst);
         cluster.move_shard("sku-1", 1 - from).await;
         ended.store(true, SeqCst);

@@ -1,5 +1,5 @@
 //! If the fence of a resource has admitted a token above a grant, the epoch of the issuer may have
-//! ended, so the issuer reads the epoch from its source again.
+//! ended. The issuer then reads the epoch from its source again.
 
 use std::{
     sync::{
@@ -44,34 +44,34 @@ impl Epochs for Source {
     }
 }
 
-async fn it_is_asked_again(store: impl Leases, source: &Source) {
+async fn epoch_is_read_again(store: impl Leases, source: &Source) {
     let db = Sqlite::fresh(2).await;
     let leases = Announced::new(store, db.fence());
-    let told = async || {
+    let grant_and_count = async || {
         let lease = grant(&leases, &sku(), LONG).await;
         leases.release(&sku(), &lease.id).await.unwrap();
         (source.0.load(SeqCst), lease.token.get())
     };
-    let (before, _) = told().await;
-    assert_eq!(told().await.0, before);
+    let (before, _) = grant_and_count().await;
+    assert_eq!(grant_and_count().await.0, before);
     db.fence()
         .raise(&sku(), token(7_000_000_000))
         .await
         .unwrap();
-    let (after, granted) = told().await;
+    let (after, granted) = grant_and_count().await;
     assert_eq!((after > before, granted), (true, 7_000_000_000));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn higher_token_makes_redis_ask_the_epoch_source() {
+async fn higher_token_makes_redis_reread_its_epoch() {
     let source = Source::default();
     let builder = RedisLeases::builder(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
-    it_is_asked_again(store, &source).await;
+    epoch_is_read_again(store, &source).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn higher_token_makes_a_quorum_ask_the_epoch_source() {
+async fn higher_token_makes_a_quorum_reread_its_epoch() {
     let source = Source::default();
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -79,13 +79,13 @@ async fn higher_token_makes_a_quorum_ask_the_epoch_source() {
     // On a busy machine an answer may be late.
     let builder = builder.node_timeout(Duration::from_secs(2));
     let store = builder.connect(&urls).await.unwrap();
-    it_is_asked_again(store, &source).await;
+    epoch_is_read_again(store, &source).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn higher_token_makes_etcd_ask_the_epoch_source() {
+async fn higher_token_makes_etcd_reread_its_epoch() {
     let source = Source::default();
     let builder = EtcdLeasesBuilder::new(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&[etcd::shared_url()]).await.unwrap();
-    it_is_asked_again(store, &source).await;
+    epoch_is_read_again(store, &source).await;
 }

@@ -51,12 +51,12 @@ fn leaves_the_queue<L: Leases + Clone + 'static>(
     let mut waiting = Box::pin(store.acquire(&resource, Acquire::new(LONG).wait(LONG)));
     runtime.block_on(async {
         grant(&leases, &sku(), LONG).await;
-        let in_line = eventually("the waiter is in the queue", async || {
+        let in_queue = eventually("the waiter is in the queue", async || {
             waiters(&leases).await == 1
         });
         tokio::select! {
             early = &mut waiting => panic!("{early:?}"),
-            () = in_line => {}
+            () = in_queue => {}
         }
     });
     drop(waiting);

@@ -10,7 +10,7 @@ macro_rules! on_every_store {
     };
 }
 
-macro_rules! on_every_store_with_a_line {
+macro_rules! on_every_store_with_a_queue {
     ($($name:ident),* $(,)?) => {
         crate::support::store::on_store!(on_a_cluster: Cluster, $($name),*);
         crate::support::store::on_store!(on_etcd: Etcd, $($name),*);

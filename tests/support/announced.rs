@@ -37,15 +37,19 @@ pub async fn a_forged_token_concerns_its_resource_alone(
     // The lease can be renewed like any other, with and without a new token.
     let plain = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(plain.unwrap().token, lease.token);
-    let anew = Renew::new(LONG).with_new_token();
-    let anew = leases.renew(&sku(), &lease.id, anew).await.unwrap();
-    assert!(anew.token > lease.token);
-    let tx = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
+    let renewal = Renew::new(LONG).with_new_token();
+    let renewal = leases.renew(&sku(), &lease.id, renewal).await.unwrap();
+    assert!(renewal.token > lease.token);
+    let tx = fence
+        .begin(&sku(), renewal.token, TokenUse::SingleUse)
+        .await;
     tx.unwrap().commit().await.unwrap();
     leases.release(&sku(), &lease.id).await.unwrap();
     let next = grant(&leases, &sku(), LONG).await;
-    assert!(next.token > anew.token);
-    let refused = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
+    assert!(next.token > renewal.token);
+    let refused = fence
+        .begin(&sku(), renewal.token, TokenUse::SingleUse)
+        .await;
     assert!(matches!(refused, Err(AdmitError::Stale(_))));
     let tx = fence.begin(&sku(), next.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
@@ -81,8 +85,8 @@ pub async fn a_lease_whose_token_is_the_last_has_no_other(
     fence.raise(&sku(), Token::MAX).await.unwrap();
     let last = grant(leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
-    let anew = Renew::new(LONG).with_new_token();
-    let refused = leases.renew(&sku(), &last.id, anew).await;
+    let renewal = Renew::new(LONG).with_new_token();
+    let refused = leases.renew(&sku(), &last.id, renewal).await;
     assert!(
         matches!(refused, Err(LeaseError::Exhausted { .. })),
         "{refused:?}"

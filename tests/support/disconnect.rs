@@ -27,8 +27,8 @@ const MIDST: [(&str, &str); 3] = [
 ];
 
 /// Disconnects a client while its handler runs each kind of statement. Checks that the row is
-/// unlocked, the session is gone, and the token can be used. With `exhausted`, no other connection
-/// of the pool is available.
+/// unlocked, the session has ended, and the token can be used. With `exhausted`, no other
+/// connection of the pool is available.
 pub async fn leaves_no_lock_and_no_session(
     db: &Fresh<Postgres>,
     settings: FenceBuilder<Postgres>,
@@ -80,7 +80,7 @@ pub async fn leaves_no_lock_and_no_session(
         client.abort();
         eventually("the row is unlocked", async || db.number(row).await == 1).await;
         let unlocked = began.elapsed();
-        eventually("the session is gone", async || {
+        eventually("the session has ended", async || {
             db.number(&session).await == 0
         })
         .await;

@@ -108,14 +108,14 @@ pub async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
 }
 
 /// Returns all messages of an error and its causes.
-pub fn told(error: &LeaseError) -> String {
-    let mut told = format!("{error:?}");
+pub fn messages_of(error: &LeaseError) -> String {
+    let mut messages = format!("{error:?}");
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {
-        told += &format!("\n{error}");
+        messages += &format!("\n{error}");
         cause = error.source();
     }
-    told
+    messages
 }
 
 /// Returns the highest epoch in the database.

@@ -101,14 +101,16 @@ impl ZooKeeper {
 
     /// Returns the last zxid.
     pub async fn zxid(&self) -> Option<i64> {
-        let mut told = String::new();
+        let mut status_text = String::new();
         let ask = async {
             let mut stream = TcpStream::connect(self.hosts()).await.ok()?;
             stream.write_all(b"srvr").await.ok()?;
-            stream.read_to_string(&mut told).await.ok()
+            stream.read_to_string(&mut status_text).await.ok()
         };
         timeout(Duration::from_secs(1), ask).await.ok()??;
-        let zxid = told.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
+        let zxid = status_text
+            .lines()
+            .find_map(|line| line.strip_prefix("Zxid: 0x"));
         zxid.map(|zxid| i64::from_str_radix(zxid, 16).unwrap())
     }
 

@@ -62,7 +62,7 @@ pub async fn delete_keys(url: &str, pattern: &str) {
 }
 
 /// The key of the token counter in the partition of `sku-1`.
-pub const CLOCK: &str = "tower-fence:{110}:clock";
+pub const COUNTER: &str = "tower-fence:{110}:clock";
 /// The key of the lease of `sku-1`.
 pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
 
@@ -196,8 +196,8 @@ impl RedisServer {
             }
             // Another server may have taken the port and may answer on it, so only the log shows
             // whether this server is ready.
-            let told = std::fs::read_to_string(&log).unwrap_or_default();
-            if told.contains("Ready to accept connections") {
+            let log_text = std::fs::read_to_string(&log).unwrap_or_default();
+            if log_text.contains("Ready to accept connections") {
                 return true;
             }
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

@@ -64,9 +64,9 @@ pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
 
 /// Whether a time in seconds since 1970 differs from the correct time.
 #[allow(dead_code, reason = "for the fault run")]
-pub fn is_wrong(told: Option<i64>) -> bool {
+pub fn is_wrong(time: Option<i64>) -> bool {
     let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    told.is_some_and(|told| told.unsigned_abs().abs_diff(right.as_secs()) > 1)
+    time.is_some_and(|time| time.unsigned_abs().abs_diff(right.as_secs()) > 1)
 }
 
 fn library() -> PathBuf {

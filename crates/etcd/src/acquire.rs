@@ -255,7 +255,7 @@ impl<'a> Acquiring<'a> {
             Err(error) => return Err(error.into()),
         };
         let Some(token) = stored.token_at(header.revision) else {
-            // The epoch was used up in the meantime, so the key has no token.
+            // The epoch ran out of tokens in the meantime, so the key has no token.
             etcd.memory.forget_counter(partition_of(resource));
             etcd.revoke_if_there(etcd_lease).await?;
             self.unused = None;
@@ -287,7 +287,7 @@ impl<'a> Acquiring<'a> {
 
     /// Returns the next action after a write that was not executed, or whose response is missing.
     fn missed(&mut self, now: Box<View>, is_held: bool, etcd_lease: i64) -> Next {
-        // A copy of the write may have been executed. Another request may have moved the key since,
+        // A copy of the write may have been executed. Another request may then have moved the key,
         // and may be about to revoke this etcd lease. The next write therefore uses a new etcd
         // lease, unless the key still has this one.
         let may_be_moved = (is_held || self.has_lost_answer) && !now.is_blocked_by(etcd_lease);

@@ -60,8 +60,8 @@ impl EtcdLeasesBuilder {
     ///
     /// Each endpoint has an equal share of the timeout. With three endpoints, an endpoint that does
     /// not respond delays a call by two thirds of a second. While etcd elects a leader (by default
-    /// a little more than one second), calls wait. If the timeout is shorter than the election,
-    /// they fail.
+    /// a little more than one second), calls wait, and fail if the timeout is shorter than the
+    /// election.
     #[must_use]
     pub const fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
@@ -95,7 +95,7 @@ impl EtcdLeasesBuilder {
 
     /// Connects to a cluster, for example `["http://127.0.0.1:2379"]`.
     ///
-    /// Name all members of one cluster. If a member does not respond, the store asks the next one.
+    /// Name all members of one cluster. If a member does not respond, the store calls the next one.
     /// The path of an endpoint precedes the paths of etcd. For example, use `https://proxy/etcd` if
     /// a reverse proxy serves etcd below `/etcd`.
     ///

@@ -33,9 +33,9 @@ use crate::{
 /// changed the resource in between.
 pub(crate) const ATTEMPTS: usize = 64;
 /// Maximum number of Status calls. Each further call means that another member has responded,
-/// because an endpoint has failed in the meantime, or behind a load balancer. If three members
-/// respond at random, about one in seven hundred series of 16 calls does not reach the right
-/// member.
+/// because an endpoint has failed in the meantime or because a load balancer distributes the calls.
+/// If three members respond at random, about one in seven hundred series of 16 calls does not reach
+/// the right member.
 const STATUSES: usize = 16;
 
 pub(crate) struct Etcd {
@@ -46,7 +46,8 @@ pub(crate) struct Etcd {
     pub(crate) hides_status: Once,
 }
 
-/// Returns a random, positive id for an etcd lease. It is practically unique among all processes.
+/// Returns a random, positive id for an etcd lease. Two processes practically never draw the same
+/// id.
 pub(crate) fn random_id() -> i64 {
     rand::random_range(1..=i64::MAX)
 }

@@ -29,7 +29,7 @@ pub fn cursor(bytes: &[u8]) {
     }
 }
 
-/// Reads a response as each call would, and the values of its keys. Returns whether it contains a
+/// Reads a response, and the values of its keys, as each call would. Returns whether it contains a
 /// lease, a counter whose tokens are valid, and a waiter.
 fn found(bytes: &[u8]) -> [bool; 3] {
     let mut found = [false; 3];
@@ -147,7 +147,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
         #[test]
-        fn any_bytes_are_an_answer_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
+        fn any_bytes_yield_an_answer_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
             answer(&bytes);
         }
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_answers_are_among_those_that_are_tried() {
+    fn generated_answers_include_valid_ones() {
         let mut runner = TestRunner::deterministic();
         for n in 0..3 {
             let some = (0..2_000).filter(|_| {

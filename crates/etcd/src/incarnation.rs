@@ -14,10 +14,10 @@
 //!    for the length of its log. If the lead is below that of the key, etcd was restored from a
 //!    snapshot. The process that detects this writes a new incarnation, which makes the counters of
 //!    all partitions invalid.
-//! 3. A member does not report the length and the revision of the same moment. The length minus a
-//!    *later* revision is a lead that was reached. The length minus an *earlier* revision is an
-//!    upper bound of the lead. A Status call reads its revision before the length, so that revision
-//!    is the latest of the earlier ones.
+//! 3. The length and the revision that a member reports are not from the same moment. The length
+//!    minus a *later* revision is a lead that was reached. The length minus an *earlier* revision
+//!    is an upper bound of the lead. A Status call reads its revision before the length, so that
+//!    revision is the latest of the earlier ones.
 //!
 //! A restored copy of the data folder has both an earlier log and an earlier revision, so the lead
 //! does not reveal it. Two comparisons protect against it: a process refuses a counter below the

@@ -68,7 +68,7 @@ impl Etcd {
             None => prefix.clone().into_bytes(),
             Some(cursor) => {
                 let last = read_cursor(cursor).ok_or(ListError::Cursor)?;
-                // This is the smallest key after the last one.
+                // The next page begins at the smallest key after the last one.
                 [prefix.as_bytes(), last.as_slice(), b"\0"].concat()
             }
         };
@@ -95,8 +95,8 @@ impl Etcd {
             counter: None,
             log,
         };
-        // Keys of other programs are skipped. If the counter of a lease is in doubt, the lease is
-        // read again, because this process may have seen a higher count since the page was read.
+        // Keys of other programs are skipped. If the counter of a lease may be outdated, the lease
+        // is read again, because this process may have seen a higher count since it read the page.
         let mut leases = vec![];
         for kv in &found.kvs {
             let resource = name(&kv.key.0).and_then(|name| String::from_utf8(name).ok());

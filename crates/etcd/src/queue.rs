@@ -2,7 +2,7 @@
 //!
 //! All positions of a process share one etcd lease, which [`hear`](crate::watch) keeps alive. The
 //! id of that etcd lease is the name of the listener. If the process exits or is frozen, its
-//! positions expire, and the next waiter moves up.
+//! positions expire, and the waiter behind them moves up.
 
 use std::{mem, time::Duration};
 

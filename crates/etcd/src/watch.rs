@@ -72,7 +72,8 @@ impl EtcdBackend {
     /// Watches a resource from now on.
     pub(crate) fn watch(&self, resource: &Resource) {
         if let Some(followed) = &*self.followed() {
-            // If the receiver is gone, the request cannot take a position either.
+            // If the receiver has been dropped, this process no longer listens, and the request
+            // cannot take a position either.
             let _ = followed.send(resource.clone());
         }
     }

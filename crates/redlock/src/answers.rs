@@ -24,8 +24,8 @@ impl Answers {
         }
     }
 
-    /// Returns the minimum number of replying nodes that must have a lease for it to have a
-    /// majority, if every node without a reply has the lease as well.
+    /// Returns the minimum number of replying nodes that must have a lease so that a majority has
+    /// it, assuming that every node without a reply has it as well.
     pub(crate) fn needed(&self) -> usize {
         let majority = self.nodes / 2 + 1;
         let silent = self.nodes - self.given.len();

@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(chosen(&[sealed(5), sealed(5)], (0, 0), None), granted(5));
         let lagging = [sealed(5), sealed(4), sealed(5)];
         assert_eq!(chosen(&lagging, (0, 0), None), granted(5));
-        // A blank counter does not matter if a majority has sealed the token.
+        // If a majority has sealed the token, a blank counter has no effect.
         let blank = [sealed(5), taken(0, None, false), sealed(5)];
         assert_eq!(chosen(&blank, (0, 0), None), granted(5));
         // Nodes with different tokens are not a majority.

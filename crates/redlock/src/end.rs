@@ -61,7 +61,8 @@ impl QuorumBackend {
         let ends = self.end(subject, &answers, is_its).await?;
         let mut gone = answers.count(|answer| !has_it(answer)) + ends.count(has_ended);
         if !suffices(gone) && ends.count(may_have_ended) > ends.count(has_ended) {
-            // A node that may have removed the lease may have it with another token instead.
+            // A node that may have removed the key may instead still have the lease, with another
+            // token.
             gone = self.read(subject).await?.count(|answer| !has_it(answer));
         }
         if !suffices(gone) {
@@ -69,9 +70,9 @@ impl QuorumBackend {
             return Err(unknown.no_majority());
         }
         // A majority no longer has the lease. This call has released it if at least one node had
-        // it, and if a majority had it or may have had it. A node may have had it if its reply to
-        // the release or to the read is missing. If no node reports that it had the lease, but a
-        // majority may have had it, the outcome of the release is unknown.
+        // it, and if a majority had it or may have had it. A node may have had the lease if its
+        // reply to the release or to the read is missing. If no node reports that it had the lease,
+        // but a majority may have had it, the outcome of the release is unknown.
         let before = |node| first.as_ref().and_then(|ends| ends.of_node(node));
         let (mut had, mut may_have_had) = (0, 0);
         for node in 0..nodes.all().len() {

@@ -1,6 +1,6 @@
-//! Step that acquires a lease. It takes the key on all nodes, and a node may seal a token at the
-//! same time. If no majority has sealed the same token, the step chooses one, and seals it on the
-//! nodes whose keys were taken.
+//! Step that acquires a lease. The step takes the key on all nodes, and a node may seal a token in
+//! the same script. If no majority has sealed the same token, the step chooses one, and seals it on
+//! the nodes whose keys were taken.
 
 use std::time::Duration;
 

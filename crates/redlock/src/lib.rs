@@ -5,15 +5,15 @@
 //! replication id of the node (`master_replid`, called `history` in the code), the incarnation of
 //! the counter, and a serial number.
 //!
-//! 1. A grant runs one script on all nodes, which *takes* the key. If the key does not exist and
-//!    the counter has an epoch, the script also *seals* a token in the key. The token is the number
-//!    that the issuer proposes, if it is above the counter, and otherwise the next number. If a
-//!    majority of the nodes seals the same token, that token is granted.
+//! 1. To grant a lease, the issuer runs one script on all nodes. The script *takes* the key. If the
+//!    key does not exist and the counter has an epoch, the script also *seals* a token in the key.
+//!    The token is the number that the issuer proposes, if it is above the counter, and otherwise
+//!    the next number. If a majority of the nodes seals the same token, that token is granted.
 //! 2. Otherwise the issuer chooses the token above the highest counter of a majority, and a second
 //!    script seals it on those nodes. A node refuses the script if the stamp of the key, the
 //!    replication id or the incarnation of the counter has changed.
 //! 3. A counter has no epoch if it is missing, or if it was written under another replication id
-//!    because the node has restarted since. If a grant needs an epoch, the issuer takes it from
+//!    because the node has restarted. If a grant needs an epoch, the issuer takes it from
 //!    [`Epochs`](tower_fence::epochs::Epochs) at that moment, never in advance.
 //! 4. A counter never decreases, and no script lowers the token of a key.
 //! 5. A repeated request takes the key again, under a newer attempt. The nodes refuse late scripts

@@ -75,7 +75,8 @@ impl Nodes {
     }
 
     /// Returns the count that a majority of all nodes has reached. A token with a count that only a
-    /// minority has reached was never granted, and the next call may not reach that minority.
+    /// minority has reached was never granted, and the next call may not reach the nodes of that
+    /// minority.
     pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
         let usable = counters.filter(|counter| counter.usable);
         let mut counted: Vec<_> = usable.map(Counter::counted).collect();

@@ -61,7 +61,7 @@ impl Server {
         }
     }
 
-    /// Runs a script, and returns whether it may have run twice. Every script allows that.
+    /// Runs a script, and returns whether it may have run twice. Every script may run twice.
     pub(crate) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
@@ -72,7 +72,7 @@ impl Server {
 
     /// Runs a command within the timeout, and returns whether it may have run twice. If the
     /// connection breaks, the command is repeated, because the server may have closed an idle
-    /// connection, or a reply may be lost.
+    /// connection, or its reply may have been lost.
     pub(crate) async fn run<T, F>(
         &self,
         command: impl Fn(MultiplexedConnection) -> F,

@@ -3,7 +3,7 @@
 
 use tower_fence_interleavings::{
     holds, loses,
-    scenarios::{announced, direct, flight, line, loss, memory, queue, reuse, slot},
+    scenarios::{announced, direct, flight, loss, memory, queue, reuse, slot, waiters},
 };
 
 #[test]
@@ -148,26 +148,26 @@ fn all_watchers_report_the_same_loss() {
 
 #[test]
 fn every_waiter_in_redis_gets_the_lease() {
-    holds(line::every_waiter_in_redis_gets_the_lease);
+    holds(waiters::every_waiter_in_redis_gets_the_lease);
     for mutant in [
         "driver: a waiter is notified but not woken",
         "driver: the connection is lost, and no waiter retries",
         "redis queue: the store reports that it listens before it does",
     ] {
-        loses(mutant, line::every_waiter_in_redis_gets_the_lease);
+        loses(mutant, waiters::every_waiter_in_redis_gets_the_lease);
     }
 }
 
 #[test]
 fn every_waiter_in_postgres_gets_the_lease() {
-    holds(line::every_waiter_in_postgres_gets_the_lease);
+    holds(waiters::every_waiter_in_postgres_gets_the_lease);
     for mutant in [
         "driver: a waiter is notified but not woken",
         "driver: the connection is lost, and no waiter retries",
         "driver: the request of a caller that has left is not undone",
         "driver: the request of a caller that has left is undone before it has arrived",
     ] {
-        loses(mutant, line::every_waiter_in_postgres_gets_the_lease);
+        loses(mutant, waiters::every_waiter_in_postgres_gets_the_lease);
     }
 }
 

@@ -6,7 +6,7 @@
 use tower_fence_model::searches;
 
 #[test]
-fn the_fence_holds() {
+fn promises_of_the_fence_hold() {
     searches::fence();
 }
 
@@ -16,7 +16,7 @@ fn each_rule_of_the_fence_is_needed() {
 }
 
 #[test]
-fn floors_hold() {
+fn promises_of_floors_hold() {
     searches::floors();
 }
 
@@ -26,7 +26,7 @@ fn each_rule_of_floors_is_needed() {
 }
 
 #[test]
-fn idempotency_keys_hold() {
+fn promises_of_idempotency_keys_hold() {
     searches::keys();
 }
 
@@ -36,7 +36,7 @@ fn each_rule_of_idempotency_keys_is_needed() {
 }
 
 #[test]
-fn writes_to_several_resources_hold() {
+fn promises_of_several_resources_hold() {
     searches::several_resources();
 }
 
@@ -63,12 +63,12 @@ fn redundant_comparisons_may_be_left_out() {
 
 #[test]
 fn every_waiter_in_the_queue_gets_its_turn() {
-    searches::line();
+    searches::queue();
 }
 
 #[test]
 fn each_rule_of_the_queue_is_needed() {
-    searches::rules_of_the_line();
+    searches::rules_of_the_queue();
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn each_rule_of_precedence_is_needed() {
 }
 
 #[test]
-fn a_quorum_holds() {
+fn promises_of_a_quorum_hold() {
     searches::quorum();
 }
 
@@ -92,7 +92,7 @@ fn each_rule_of_a_quorum_is_needed() {
 }
 
 #[test]
-fn leases_in_etcd_hold() {
+fn promises_of_leases_in_etcd_hold() {
     searches::etcd();
 }
 

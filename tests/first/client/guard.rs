@@ -258,7 +258,10 @@ async fn slow_answer_does_not_restore_an_older_token() {
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 750);
     let before = store.renewals();
-    eventually("a renewal is under way", async || store.renewals() > before).await;
+    eventually("a renewal is in progress", async || {
+        store.renewals() > before
+    })
+    .await;
     let newest = lease.renew_with_new_token().await.unwrap().token;
     sleep(Duration::from_millis(1_200)).await;
     assert_eq!(lease.token(), newest);
@@ -272,7 +275,10 @@ async fn slow_answer_does_not_extend_a_shortened_lease() {
     let lease = store.holder(900).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 250);
     let before = store.renewals();
-    eventually("a renewal is under way", async || store.renewals() > before).await;
+    eventually("a renewal is in progress", async || {
+        store.renewals() > before
+    })
+    .await;
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(400));
     lease.renew_with_new_token().await.unwrap();
     store.mood.away.store(true, Relaxed);
@@ -303,7 +309,10 @@ async fn loss_is_permanent() {
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 100);
     let before = store.renewals();
-    eventually("a renewal is under way", async || store.renewals() > before).await;
+    eventually("a renewal is in progress", async || {
+        store.renewals() > before
+    })
+    .await;
     std::thread::sleep(Duration::from_millis(320));
     let first = lease.check().unwrap_err();
     assert!(matches!(first, Loss::Expired { .. }), "{first:?}");
@@ -414,8 +423,8 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     );
 }
 
-/// The store has executed renewals without an answer, so it holds the lease longer than the guard
-/// knows.
+/// The store has executed renewals without an answer, so the lease lasts longer in the store than
+/// the guard knows.
 #[tokio::test]
 async fn release_is_retried_after_renewals_without_an_answer() {
     let store = Moody::new().await;

@@ -336,7 +336,7 @@ async fn several_leases_are_acquired_in_one_order() {
 }
 
 #[tokio::test]
-async fn earlier_lease_is_kept_while_the_holder_waits_for_the_next() {
+async fn earlier_lease_is_kept_while_waiting_for_the_next() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let holder = Holder::new(store.clone()).wait(Duration::from_secs(60));

@@ -175,7 +175,8 @@ async fn dropped_guard_releases_its_lease() {
 
     // The work panics.
     let lease = holder.acquire("sku-1").await.unwrap();
-    let panicked = tokio::spawn(async move { lease.run(async { panic!("as it should") }).await });
+    let panicked =
+        tokio::spawn(async move { lease.run(async { panic!("an intended panic") }).await });
     panicked.await.unwrap_err();
     issued.is_free_soon().await;
 

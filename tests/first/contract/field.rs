@@ -274,7 +274,7 @@ const PARTS: &[&str] = &[
     "\n",
 ];
 
-/// The fields have each part in each position, and random parts.
+/// The fields have each part in each position, or consist of random parts.
 #[tokio::test]
 async fn sql_and_the_crate_read_odd_fields_alike() {
     let db = Postgres::fresh(1).await;

@@ -115,7 +115,7 @@ impl Name {
 }
 
 #[tokio::test]
-async fn functions_accept_the_same_names() {
+async fn functions_and_crate_accept_the_same_names() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let names: Names = vectors("resources.json");

@@ -14,7 +14,7 @@ async fn a_stale_writer_bounces(service: &Inventory) {
     caller.set("sku-1", 10).await;
     let first = caller.acquire("sku-1", 150).await;
     // Here the first holder is paused until its lease has expired and the second holder has
-    // acquired.
+    // acquired the lease.
     let second = caller.acquire("sku-1", 30_000).await;
 
     let answer = caller

@@ -32,7 +32,7 @@ async fn get(service: &Inventory, path: &str) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_worker_sees_its_loss_and_overwrites_nothing() {
     let service = Inventory::start(&[]).await;
-    // The stock is large enough for the workers, however long the test runs.
+    // The stock suffices for the workers, regardless of the duration of the test.
     Caller::of(&service).set("sku-1", STOCK).await;
     let mut first = worker(&service);
     first.prints(DONE, 3).await;

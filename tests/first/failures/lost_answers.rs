@@ -31,9 +31,9 @@ const AFTER_COMMIT_WAS_CONFIRMED: u8 = 2;
 /// at the point that the test sets in the returned value.
 async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
     let place = Arc::new(AtomicU8::new(NOWHERE));
-    let told = place.clone();
+    let shared = place.clone();
     let proxy = Proxy::judging(db.addr(), move || {
-        let place = told.clone();
+        let place = shared.clone();
         move |sender, message: &[u8]| {
             let tag = b"COMMIT\0";
             let at = message.windows(tag.len()).position(|window| window == tag);

@@ -115,7 +115,7 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
         ended.expect("the statements were not ended");
         let took = began.elapsed();
         println!("at once: {at_once}, reused: {reuses}: ended after {took:?}");
-        assert!(took < BOUND, "it took {took:?}");
+        assert!(took < BOUND, "the statements ended after {took:?}");
         other.commit().await.unwrap();
         waiting.await.unwrap().unwrap();
         // All connections of the pool are available.

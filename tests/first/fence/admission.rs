@@ -18,7 +18,7 @@ use crate::support::{
 on_both_databases!(
     newer_token_is_admitted_and_its_write_is_visible,
     refusals_of_used_and_older_tokens_name_both_numbers,
-    a_token_that_a_grant_has_superseded_was_not_used,
+    superseded_token_is_not_reported_as_used,
     reusable_token_writes_again_and_supersedes_older_tokens,
     resources_are_independent,
     waiting_writer_is_checked_against_its_predecessors_commit,
@@ -48,7 +48,7 @@ async fn refusals_of_used_and_older_tokens_name_both_numbers<DB: TestDatabase>()
     assert_eq!(db.entries().await, 1);
 }
 
-async fn a_token_that_a_grant_has_superseded_was_not_used<DB: TestDatabase>() {
+async fn superseded_token_is_not_reported_as_used<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     // For each of two fences, the first refusal comes from the database, and the second one from
     // the cache.

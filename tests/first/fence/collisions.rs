@@ -82,8 +82,8 @@ async fn several_admissions_are_retried_from_the_first() {
     let tx = db.fence().begin_all(&both, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     for (resource, token) in both {
-        let dead = db.fence().inspect(&resource).await.unwrap();
-        assert_eq!(dead, Some(token.get()));
+        let max_token = db.fence().inspect(&resource).await.unwrap();
+        assert_eq!(max_token, Some(token.get()));
     }
     assert_eq!(tries(&db).await, 2);
 }

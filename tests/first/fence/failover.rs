@@ -37,11 +37,11 @@ on_both_databases!(
 pub(super) const PARTITION: u8 = 0x6e;
 
 /// The last token of epoch 1,001: the highest stale token after one promotion in epoch 1.
-pub(super) const DEAD: i64 = 1_001_999_999_999;
+pub(super) const HIGHEST_STALE: i64 = 1_001_999_999_999;
 
 /// The last token of epoch 501: the highest stale token after one `after_failover` call of an
 /// operator.
-pub(super) const DEAD_BY_OPERATOR: i64 = 501_999_999_999;
+pub(super) const HIGHEST_STALE_BY_OPERATOR: i64 = 501_999_999_999;
 
 /// Returns a database with epoch 1 issued for `sku-1`, in which a client has written with token
 /// 1,000,000,005.
@@ -65,17 +65,20 @@ pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
 async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
     let (db, fence) = in_epoch_1::<DB>().await;
     fence.after_failover().await.unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(DEAD_BY_OPERATOR));
+    assert_eq!(
+        fence.inspect(&sku()).await.unwrap(),
+        Some(HIGHEST_STALE_BY_OPERATOR)
+    );
     is_stale(
         write(&fence, 1_000_000_006).await,
         1_000_000_006,
-        DEAD_BY_OPERATOR,
+        HIGHEST_STALE_BY_OPERATOR,
     );
     // The grant of this token may have been lost in the failover.
     is_stale(
-        write(&db.fence(), DEAD_BY_OPERATOR).await,
-        DEAD_BY_OPERATOR,
-        DEAD_BY_OPERATOR,
+        write(&db.fence(), HIGHEST_STALE_BY_OPERATOR).await,
+        HIGHEST_STALE_BY_OPERATOR,
+        HIGHEST_STALE_BY_OPERATOR,
     );
     // This resource of the same partition has no row. Its token is refused as well, because the row
     // of an admitted write may be lost.
@@ -84,7 +87,7 @@ async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
         .begin(other, token(1_000_000_007), TokenUse::SingleUse)
         .await;
     assert!(
-        matches!(&refused, Err(AdmitError::Stale(stale)) if stale.max_token == DEAD_BY_OPERATOR && stale.by_floor),
+        matches!(&refused, Err(AdmitError::Stale(stale)) if stale.max_token == HIGHEST_STALE_BY_OPERATOR && stale.by_floor),
         "{refused:?}"
     );
     let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
@@ -108,7 +111,7 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     // If this database issues epochs as well, a failover makes these tokens stale.
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.after_failover().await.unwrap();
-    is_stale(write(&fence, 7).await, 7, DEAD_BY_OPERATOR);
+    is_stale(write(&fence, 7).await, 7, HIGHEST_STALE_BY_OPERATOR);
 }
 
 /// In a restored database, a new transaction may have the id of an earlier one that was admitted.
@@ -201,8 +204,8 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             tx.map_err(stale)?.commit().await.unwrap();
         }
         "several" => {
-            // The name of the other resource sorts before or after this one, and its row is already
-            // on this timeline.
+            // The row of the other resource is already on this timeline. Its name sorts before or
+            // after that of this resource.
             let other = format!(
                 "{}-{:x}",
                 ["a", "z"][rand::random_range(0..2)],
@@ -278,9 +281,17 @@ async fn admissible_tokens_are_refused_on_a_new_timeline() {
     let db = ways_in_epoch_1().await;
     was_on_timeline(&db, "00000000").await;
     for way in WAYS {
-        assert_eq!(attempt(&db, way, 1_000_000_006).await, Err(DEAD), "{way}");
-        assert_eq!(attempt(&db, way, DEAD).await, Err(DEAD), "{way}");
-        attempt(&db, way, DEAD + 2).await.unwrap();
+        assert_eq!(
+            attempt(&db, way, 1_000_000_006).await,
+            Err(HIGHEST_STALE),
+            "{way}"
+        );
+        assert_eq!(
+            attempt(&db, way, HIGHEST_STALE).await,
+            Err(HIGHEST_STALE),
+            "{way}"
+        );
+        attempt(&db, way, HIGHEST_STALE + 2).await.unwrap();
     }
     // Without a row, the floor of the partition decides.
     db.execute(
@@ -289,7 +300,7 @@ async fn admissible_tokens_are_refused_on_a_new_timeline() {
     .await;
     was_on_timeline(&db, "0000000F").await;
     for way in WAYS {
-        let refused = attempt(&db, way, DEAD + 3).await;
+        let refused = attempt(&db, way, HIGHEST_STALE + 3).await;
         assert_eq!(refused, Err(2_001_999_999_999), "{way}");
     }
 }
@@ -298,11 +309,11 @@ async fn admissible_tokens_are_refused_on_a_new_timeline() {
 #[tokio::test]
 async fn unobserved_timelines_are_counted_too() {
     let db = ways_in_epoch_1().await;
-    for (before, here, dead) in [
+    for (before, here, highest_stale) in [
         ("1500000001", "1500000006", 5_001_999_999_999),
         // Each major version of Postgres starts its count of timelines again.
-        ("1500000006", "1600000001", DEAD),
-        ("1600000001", "1700000009", DEAD),
+        ("1500000006", "1600000001", HIGHEST_STALE),
+        ("1600000001", "1700000009", HIGHEST_STALE),
     ] {
         was_on_timeline(&db, before).await;
         db.execute(&format!(
@@ -310,7 +321,7 @@ async fn unobserved_timelines_are_counted_too() {
         ))
         .await;
         let refused = attempt(&db, "the function", 1_000_000_006).await;
-        assert_eq!(refused, Err(dead), "{before} {here}");
+        assert_eq!(refused, Err(highest_stale), "{before} {here}");
     }
 }
 
@@ -319,11 +330,11 @@ async fn row_of_an_earlier_timeline_accepts_a_new_epoch() {
     let db = ways_in_epoch_1().await;
     was_on_timeline(&db, "00000000").await;
     for way in WAYS {
-        attempt(&db, way, DEAD + 2).await.unwrap();
+        attempt(&db, way, HIGHEST_STALE + 2).await.unwrap();
         let name = Resource::new(way).unwrap();
         assert_eq!(
             db.fence().inspect(&name).await.unwrap(),
-            Some(DEAD + 2),
+            Some(HIGHEST_STALE + 2),
             "{way}"
         );
     }
@@ -345,7 +356,11 @@ async fn without_failover_detection_a_new_timeline_changes_nothing() {
     }
     was_on_timeline(&db, "0000000F").await;
     for way in WAYS {
-        assert_eq!(attempt(&db, way, 1_000_000_008).await, Err(DEAD), "{way}");
+        assert_eq!(
+            attempt(&db, way, 1_000_000_008).await,
+            Err(HIGHEST_STALE),
+            "{way}"
+        );
     }
 }
 
@@ -370,10 +385,10 @@ async fn concurrent_writers_advance_a_partition_once() {
         let (fence, name) = (db.fence(), Resource::new(format!("new-{n}")).unwrap());
         tokio::spawn(async move {
             fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
-            let dead = fence
+            let highest_stale = fence
                 .begin(&sku(), token(1_000_000_006), TokenUse::SingleUse)
                 .await;
-            is_stale(dead, 1_000_000_006, DEAD);
+            is_stale(highest_stale, 1_000_000_006, HIGHEST_STALE);
             fence
                 .begin(&name, token(5_000_000_000_000), TokenUse::Reusable)
                 .await
@@ -392,10 +407,18 @@ async fn concurrent_writers_advance_a_partition_once() {
 async fn refused_request_leaves_the_partition_advanced() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
-    is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
+    is_stale(
+        write(&fence, 1_000_000_006).await,
+        1_000_000_006,
+        HIGHEST_STALE,
+    );
     let moved = "SELECT max(epoch) FROM tower_fence.epochs";
     assert_eq!(db.number(moved).await, 1_001);
-    is_stale(write(&db.fence(), DEAD).await, DEAD, DEAD);
+    is_stale(
+        write(&db.fence(), HIGHEST_STALE).await,
+        HIGHEST_STALE,
+        HIGHEST_STALE,
+    );
     assert_eq!(db.number(moved).await, 1_001);
 }
 
@@ -409,7 +432,7 @@ async fn grant_from_before_a_failover_is_superseded() {
         Err(AnnounceError::Superseded {
             next,
             was_last: false,
-        }) => assert_eq!(next, token(DEAD + 1)),
+        }) => assert_eq!(next, token(HIGHEST_STALE + 1)),
         other => panic!("{other:?}"),
     }
 }
@@ -460,7 +483,7 @@ async fn store_with_its_own_counter_begins_a_new_epoch() {
         was_on_timeline(db, "00000000").await;
         learned().await;
         let after = acquire(&leases).await;
-        assert!(after.token.get() > DEAD, "{after:?}");
+        assert!(after.token.get() > HIGHEST_STALE, "{after:?}");
         write(&db.fence(), after.token.get()).await.unwrap();
     }
     // If grants are announced, the fence refuses immediately.
@@ -582,7 +605,10 @@ async fn row_above_all_epochs_stays_until_its_partition_catches_up() {
 /// Tokens that were granted above the forged token may be above all stale tokens, too.
 #[tokio::test]
 async fn row_close_to_the_stale_limit_is_advanced_further() {
-    for (forged, dead, removed) in [(DEAD - 1_000_000, DEAD, 1), (DEAD - 10, DEAD + 999_990, 0)] {
+    for (forged, highest_stale, removed) in [
+        (HIGHEST_STALE - 1_000_000, HIGHEST_STALE, 1),
+        (HIGHEST_STALE - 10, HIGHEST_STALE + 999_990, 0),
+    ] {
         let (db, fence) = in_epoch_1::<Postgres>().await;
         write(&fence, forged).await.unwrap();
         was_on_timeline(&db, "00000000").await;
@@ -590,8 +616,8 @@ async fn row_close_to_the_stale_limit_is_advanced_further() {
         let idle = fence.remove_idle(Duration::ZERO, 10).await;
         assert_eq!(idle.unwrap(), removed, "{forged}");
         let lost = forged + 1;
-        is_stale(write(&db.fence(), lost).await, lost, dead);
-        write(&db.fence(), dead + 1).await.unwrap();
+        is_stale(write(&db.fence(), lost).await, lost, highest_stale);
+        write(&db.fence(), highest_stale + 1).await.unwrap();
     }
 }
 

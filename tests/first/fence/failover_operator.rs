@@ -10,7 +10,8 @@ use tower_fence::{
 };
 
 use super::failover::{
-    DEAD, DEAD_BY_OPERATOR, PARTITION, in_epoch_1, in_the_same_partition, was_on_timeline,
+    HIGHEST_STALE, HIGHEST_STALE_BY_OPERATOR, PARTITION, in_epoch_1, in_the_same_partition,
+    was_on_timeline,
 };
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -19,7 +20,7 @@ use crate::support::{
 };
 
 /// The timelines of two promotions that the server reports.
-const TOLD: [&str; 2] = ["1500000001", "1500000003"];
+const REPORTED: [&str; 2] = ["1500000001", "1500000003"];
 
 /// Makes `current_history` return this timeline from now on.
 async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
@@ -55,12 +56,12 @@ async fn unobserved_promotions_add_to_those_an_operator_reports() {
     let other = in_the_same_partition();
     let begun = fence.begin(&other, token(forged), TokenUse::SingleUse);
     begun.await.unwrap().commit().await.unwrap();
-    was_on_timeline(&db, TOLD[0]).await;
-    is_on_timeline(&db, TOLD[1]).await;
+    was_on_timeline(&db, REPORTED[0]).await;
+    is_on_timeline(&db, REPORTED[1]).await;
     fence.after_failover().await.unwrap();
     assert_eq!(next_epoch(&fence).await, 2_502);
-    let dead = fence.inspect(&other).await.unwrap();
-    assert_eq!(dead, Some(forged + 2_500_000));
+    let highest_stale = fence.inspect(&other).await.unwrap();
+    assert_eq!(highest_stale, Some(forged + 2_500_000));
 }
 
 #[tokio::test]
@@ -68,8 +69,8 @@ async fn forged_row_is_moved_once_per_missed_promotion() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     write(&fence, forged).await.unwrap();
-    was_on_timeline(&db, TOLD[0]).await;
-    is_on_timeline(&db, TOLD[1]).await;
+    was_on_timeline(&db, REPORTED[0]).await;
+    is_on_timeline(&db, REPORTED[1]).await;
     let lost = forged + 1_000_001;
     is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
 }
@@ -81,10 +82,10 @@ async fn promotion_advances_further_than_an_operator_call() {
     lost.after_failover().await.unwrap();
     let granted = Epoch::new(next_epoch(&lost).await).unwrap().token(1);
     let granted = granted.unwrap().get();
-    assert!(granted > DEAD_BY_OPERATOR);
+    assert!(granted > HIGHEST_STALE_BY_OPERATOR);
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
-    is_stale(write(&fence, granted).await, granted, DEAD);
+    is_stale(write(&fence, granted).await, granted, HIGHEST_STALE);
 }
 
 /// The call does not change the effect of earlier promotions.
@@ -93,7 +94,11 @@ async fn turning_detection_on_or_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     fence.notice_failover(false).await.unwrap();
-    is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
+    is_stale(
+        write(&fence, 1_000_000_006).await,
+        1_000_000_006,
+        HIGHEST_STALE,
+    );
 
     let (db, fence) = in_epoch_1::<Postgres>().await;
     fence.notice_failover(false).await.unwrap();
@@ -140,7 +145,7 @@ async fn operator_call_does_not_deadlock_with_a_writer() {
     let (db, _fence) = in_epoch_1::<Postgres>().await;
     let mut writer = db.pool.begin().await.unwrap();
     admit(&mut writer, "sku-1", TOKEN).await.unwrap();
-    let told = tokio::spawn({
+    let reported = tokio::spawn({
         let pool = db.pool.clone();
         async move {
             sqlx::query("SELECT tower_fence.after_failover()")
@@ -152,7 +157,7 @@ async fn operator_call_does_not_deadlock_with_a_writer() {
     let other = in_the_same_partition();
     admit(&mut writer, other.as_str(), TOKEN).await.unwrap();
     writer.commit().await.unwrap();
-    told.await.unwrap().unwrap();
+    reported.await.unwrap().unwrap();
 }
 
 /// The removal reads the floor of the partition before the failover is committed.
@@ -203,7 +208,11 @@ async fn conflict_with_a_catch_up_is_retried() {
             let fence = fence.clone();
             async move {
                 match first {
-                    EPOCH => is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD),
+                    EPOCH => is_stale(
+                        write(&fence, 1_000_000_006).await,
+                        1_000_000_006,
+                        HIGHEST_STALE,
+                    ),
                     _ => {
                         let alive = fence.report_epoch(PARTITION, Epoch::new(7).unwrap()).await;
                         assert_eq!(alive.unwrap().get(), 1_008);

@@ -14,7 +14,7 @@ use tower_fence::{
     epochs::{Epoch, Epochs},
 };
 
-use super::failover::{DEAD, PARTITION, was_on_timeline};
+use super::failover::{HIGHEST_STALE, PARTITION, was_on_timeline};
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{sku, write},
@@ -63,8 +63,8 @@ async fn token_from_before_a_failover_cannot_read() {
         let db = in_epoch_1().await;
         read(&db, token).await.unwrap();
         was_on_timeline(&db, "00000000").await;
-        assert_eq!(read(&db, token).await, Err(DEAD), "{token}");
-        read(&db, DEAD + 2).await.unwrap();
+        assert_eq!(read(&db, token).await, Err(HIGHEST_STALE), "{token}");
+        read(&db, HIGHEST_STALE + 2).await.unwrap();
     }
 }
 
@@ -98,12 +98,15 @@ async fn token_from_before_a_failover_raises_nothing() {
                 }
             };
             was_on_timeline(&db, "00000000").await;
-            assert_eq!(raise(token).await, Err(Some(DEAD)), "{token}");
-            raise(DEAD + 2).await.unwrap();
+            assert_eq!(raise(token).await, Err(Some(HIGHEST_STALE)), "{token}");
+            raise(HIGHEST_STALE + 2).await.unwrap();
             // Without a row, the floor of the partition decides.
             db.execute("DELETE FROM tower_fence.resources").await;
             was_on_timeline(&db, "0000000F").await;
-            assert_eq!(raise(DEAD + 3).await, Err(Some(DEAD + 1_000_000_000_000)));
+            assert_eq!(
+                raise(HIGHEST_STALE + 3).await,
+                Err(Some(HIGHEST_STALE + 1_000_000_000_000))
+            );
         }
     }
 }

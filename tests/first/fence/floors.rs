@@ -27,7 +27,7 @@ on_both_databases!(
     forged_token_does_not_block_its_partition,
     removal_respects_its_row_limit,
     tokens_in_use_are_not_removed,
-    refusal_by_the_floor_is_cached_as_one,
+    refusal_by_the_floor_is_cached_as_such,
     reset_overrides_the_floor,
     holder_below_the_floor_renews_and_writes,
 );
@@ -79,7 +79,7 @@ fn by_floor(presented: i64) -> impl Fn(&StaleToken) -> bool {
 async fn stale_token_stays_stale_without_its_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
-    for (dead, token_use) in [
+    for (stale_token, token_use) in [
         (5, TokenUse::SingleUse),
         (4, TokenUse::SingleUse),
         (5, TokenUse::Reusable),
@@ -87,8 +87,8 @@ async fn stale_token_stays_stale_without_its_row<DB: TestDatabase>() {
     ] {
         // Each call has a new fence without any cached state.
         let fence = db.fence();
-        let outcome = fence.begin(&sku(), token(dead), token_use).await;
-        is_stale_by_floor(outcome, dead, 5);
+        let outcome = fence.begin(&sku(), token(stale_token), token_use).await;
+        is_stale_by_floor(outcome, stale_token, 5);
     }
     assert_eq!(rows(&db).await, 0);
     let tx = fence.begin(&sku(), token(6), TokenUse::Reusable).await;
@@ -100,14 +100,18 @@ async fn stale_token_stays_stale_without_its_row<DB: TestDatabase>() {
 
 async fn raise_below_the_floor_creates_no_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
-    for dead in [1, 5] {
-        is_stale_by_floor(db.fence().raise(&sku(), token(dead)).await, dead, 5);
+    for stale_token in [1, 5] {
+        is_stale_by_floor(
+            db.fence().raise(&sku(), token(stale_token)).await,
+            stale_token,
+            5,
+        );
     }
     assert_eq!(rows(&db).await, 0);
     fence.raise(&sku(), token(6)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     assert_eq!(rows(&db).await, 1);
-    // If a resource has a row, the row decides, even if it is not above the floor.
+    // If a resource has a row, the token of the row decides, even if it is not above the floor.
     fence.raise(&sku(), token(6)).await.unwrap();
 }
 
@@ -255,7 +259,7 @@ async fn tokens_in_use_are_not_removed<DB: TestDatabase>() {
     }
 }
 
-async fn refusal_by_the_floor_is_cached_as_one<DB: TestDatabase>() {
+async fn refusal_by_the_floor_is_cached_as_such<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     is_stale_by_floor(write(&fence, 3).await, 3, 5);
     // The refusal does not read the database.

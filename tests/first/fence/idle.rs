@@ -144,8 +144,8 @@ async fn other_writes_in_postgres_refresh_the_row_too() {
         "tower_fence.raise",
         "tower_fence.acquire",
     ] {
-        let dead = "SELECT max_token FROM tower_fence.resources WHERE resource = 'sku-1'";
-        let value = db.number(dead).await + 5;
+        let max_token = "SELECT max_token FROM tower_fence.resources WHERE resource = 'sku-1'";
+        let value = db.number(max_token).await + 5;
         used(&db, 24).await;
         match way {
             "early" => {

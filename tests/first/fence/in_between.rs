@@ -10,7 +10,7 @@ use tower_fence::{
     epochs::{Epoch, Epochs},
 };
 
-use super::failover::{DEAD, PARTITION, was_on_timeline};
+use super::failover::{HIGHEST_STALE, PARTITION, was_on_timeline};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -117,7 +117,7 @@ async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
 #[tokio::test]
 async fn refusal_on_an_earlier_timeline_is_checked_again() {
     for (in_sql, has_row) in [(false, false), (false, true), (true, false), (true, true)] {
-        for (value, expected) in [(7, Err(DEAD)), (ABOVE, Ok(()))] {
+        for (value, expected) in [(7, Err(HIGHEST_STALE)), (ABOVE, Ok(()))] {
             let (db, fence) = waiting(AFTER_FLOOR).await;
             if has_row {
                 write(&db.fence(), 5).await.unwrap();
@@ -132,7 +132,7 @@ async fn refusal_on_an_earlier_timeline_is_checked_again() {
 
 #[tokio::test]
 async fn grant_refused_on_an_earlier_timeline_is_announced_again() {
-    for (value, expected) in [(7, Err(DEAD + 1)), (ABOVE, Ok(()))] {
+    for (value, expected) in [(7, Err(HIGHEST_STALE + 1)), (ABOVE, Ok(()))] {
         let (db, fence) = waiting(AFTER_FLOOR).await;
         was_on_timeline(&db, "00000000").await;
         let begun = announce(&fence, value);

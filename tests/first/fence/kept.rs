@@ -58,7 +58,7 @@ async fn constantly_used_connection_returns_to_the_pool() {
     );
 }
 
-/// No task returns the connection during the pause, and the server may have ended its session.
+/// During the pause, no task returns the connection, and the server may end its session.
 #[tokio::test]
 async fn kept_connection_is_tested_after_a_process_pause() {
     let db = Postgres::fresh(4).await;

@@ -87,7 +87,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
 #[tokio::test]
 async fn success_is_committed_on_the_next_connection_too() {
     let pid = "SELECT pg_backend_pid()::bigint";
-    for died_first in [true, false] {
+    for ended_first in [true, false] {
         let db = Postgres::fresh(1).await;
         let options = PgPoolOptions::new().max_connections(2);
         let pool = options.test_before_acquire(false).connect(&db.url);
@@ -105,8 +105,8 @@ async fn success_is_committed_on_the_next_connection_too() {
             write(token).await;
         }
         let mut conns = [pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
-        let (died, left) = if died_first { (0, 1) } else { (1, 0) };
-        let pid = Postgres::number(&mut conns[died], pid).await.unwrap();
+        let (ended, left) = if ended_first { (0, 1) } else { (1, 0) };
+        let pid = Postgres::number(&mut conns[ended], pid).await.unwrap();
         sqlx::raw_sql("BEGIN")
             .execute(&mut *conns[left])
             .await
@@ -122,7 +122,7 @@ async fn success_is_committed_on_the_next_connection_too() {
         assert_eq!(seen(&db, &end).await, 1);
         write(9).await;
         let count = "SELECT count(*) FROM ledger WHERE entry = 9";
-        assert_eq!(seen(&db, count).await, 1, "died first: {died_first}");
+        assert_eq!(seen(&db, count).await, 1, "ended first: {ended_first}");
     }
 }
 
@@ -138,7 +138,7 @@ async fn success_is_committed_on_reused_connections() {
 
 /// Otherwise the statement of a client that disconnects would keep its locks.
 #[tokio::test]
-async fn server_checks_for_the_client_after_an_open_transaction_has_ended() {
+async fn disconnect_is_detected_after_an_open_transaction_has_ended() {
     let interval = "SELECT current_setting('client_connection_check_interval')";
     for left in LEFT {
         let db = Postgres::fresh(1).await;

@@ -162,7 +162,7 @@ async fn concurrent_migrations_all_succeed() {
                 migrated.unwrap();
             }
         }
-        // As after a dump was loaded without privileges.
+        // This is the state after a dump was loaded without privileges.
         db.execute(&format!(
             "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO PUBLIC"
         ))
@@ -364,7 +364,7 @@ async fn encodings_other_than_utf8_are_refused() {
     }
 }
 
-/// A migration would take the privileges on these objects from the application's roles.
+/// A migration would revoke the privileges of the application's roles on these objects.
 #[tokio::test]
 async fn schema_with_objects_of_the_application_is_refused() {
     let db = Postgres::fresh(1).await;

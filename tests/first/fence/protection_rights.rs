@@ -372,7 +372,7 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
         execute(&mut copy, &careless).await.unwrap();
         assert!(
             comes_round(&restored).await,
-            "without the age check no token was revived, so the test proves nothing"
+            "without the age check, no old admission allowed a write, so the test proves nothing"
         );
         execute(&mut copy, &text).await.unwrap();
     }

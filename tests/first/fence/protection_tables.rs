@@ -541,7 +541,7 @@ async fn removed_protection_restores_the_table() {
 }
 
 #[tokio::test]
-async fn tables_of_any_name_and_schema() {
+async fn tables_of_any_name_and_schema_are_protected() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let long = "x".repeat(60);

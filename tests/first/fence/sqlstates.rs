@@ -15,12 +15,12 @@ async fn that_can_fail() -> Fresh<Postgres> {
     let db = Postgres::fresh(2).await;
     db.fence().raise(&sku(), token(1)).await.unwrap();
     db.execute(
-        "CREATE TABLE told (place TEXT, code TEXT);
+        "CREATE TABLE planned (place TEXT, code TEXT);
          CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$
-         DECLARE told text := (SELECT t.code FROM public.told AS t WHERE t.place = TG_ARGV[0]);
+         DECLARE planned text := (SELECT t.code FROM public.planned AS t WHERE t.place = TG_ARGV[0]);
          BEGIN
-             IF told IS NOT NULL THEN
-                 RAISE EXCEPTION 'as told' USING ERRCODE = told;
+             IF planned IS NOT NULL THEN
+                 RAISE EXCEPTION 'as planned' USING ERRCODE = planned;
              END IF;
              RETURN NEW;
          END $$;
@@ -37,7 +37,7 @@ async fn that_can_fail() -> Fresh<Postgres> {
 
 async fn set_failure(db: &Fresh<Postgres>, place: &str, code: &str) {
     db.execute(&format!(
-        "TRUNCATE told; INSERT INTO told VALUES ('{place}', '{code}')"
+        "TRUNCATE planned; INSERT INTO planned VALUES ('{place}', '{code}')"
     ))
     .await;
 }

@@ -381,7 +381,7 @@ async fn dropped_or_slow_statement_releases_the_lock() {
         let running = "SELECT count(*) FROM pg_stat_activity \
             WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
             AND datname = current_database() AND pid <> pg_backend_pid()";
-        eventually("the statement is ended", async || {
+        eventually("the statement has ended", async || {
             db.number(running).await == 0
         })
         .await;

@@ -55,9 +55,9 @@ async fn handler<DB: TestDatabase>(
         "refuse" => return Ok(StatusCode::UNPROCESSABLE_ENTITY.into_response()),
         "insert" => pending.write::<()>(insert).await,
         "no-row" => {
-            let nobody = "UPDATE stock SET n = 0 \
-                 WHERE sku = 'nobody' AND EXISTS (SELECT 1 FROM fence) RETURNING n";
-            pending.write::<()>(nobody).await
+            let no_row = "UPDATE stock SET n = 0 \
+                 WHERE sku = 'no_row' AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+            pending.write::<()>(no_row).await
         }
         "swallow" => {
             let _ = pending.write::<()>(insert).await;
@@ -326,11 +326,12 @@ impl Drop for Gone {
     }
 }
 
-/// A task of the handler continues with the transaction after the client and the handler are gone.
+/// A task of the handler continues with the transaction after the client has disconnected and the
+/// handler has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_outlives_its_client_commits_nothing() {
     let (gone, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (told, mut outcome) = mpsc::unbounded_channel();
+    let (report, mut outcome) = mpsc::unbounded_channel();
     let handler = {
         let go_on = Arc::clone(&go_on);
         async move |pending: PgPendingWrite| {
@@ -339,7 +340,7 @@ async fn a_task_that_outlives_its_client_commits_nothing() {
             insert.execute(&mut *tx).await.unwrap();
             tokio::spawn(async move {
                 go_on.notified().await;
-                told.send(tx.commit().await)
+                report.send(tx.commit().await)
             });
             std::future::pending::<StatusCode>().await
         }

@@ -15,7 +15,7 @@ use crate::support::{
 on_both_databases!(
     timed_out_handler_claims_no_key,
     keyed_write_happens_once,
-    several_resources_are_written_in_one,
+    several_resources_are_written_in_one_statement,
     reusable_tokens_write_again,
     each_extractor_needs_its_layer,
     pending_write_is_taken_once_before_any_admission,
@@ -56,7 +56,7 @@ async fn keyed_write_happens_once<DB: TestDatabase>() {
     }
 }
 
-async fn several_resources_are_written_in_one<DB: TestDatabase>() {
+async fn several_resources_are_written_in_one_statement<DB: TestDatabase>() {
     async fn write<DB: TestDatabase>(pending: PendingWrite<DB>) -> Result<(), WriteError> {
         assert_eq!(pending.claims().len(), 2);
         assert_eq!(pending.write::<()>(INSERT).await?.len(), 1);

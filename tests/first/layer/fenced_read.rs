@@ -34,7 +34,7 @@ on_both_databases!(
     older_write_is_refused_after_a_read,
     a_handler_reads_once,
     older_write_is_refused_after_a_read_that_finds_nothing,
-    response_of_a_read_is_returned_only_if_its_transaction_commits,
+    read_is_answered_only_if_its_transaction_commits,
     a_handler_may_read_in_the_transaction,
     read_with_a_used_token_reports_the_use,
 );
@@ -164,7 +164,7 @@ async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
         });
         let writers: Vec<_> = writers.collect();
         let before = plan.writes.load(Relaxed);
-        eventually("the writers write", async || {
+        eventually("the writers have written", async || {
             plan.writes.load(Relaxed) > before + 5
         })
         .await;
@@ -220,7 +220,7 @@ async fn older_write_is_refused_after_a_read_that_finds_nothing<DB: TestDatabase
 
 /// On Postgres, the failed statement aborts the transaction, which then no longer locks the row. An
 /// older token could therefore write after the read and before the raise.
-async fn response_of_a_read_is_returned_only_if_its_transaction_commits<DB: TestDatabase>() {
+async fn read_is_answered_only_if_its_transaction_commits<DB: TestDatabase>() {
     async fn find<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
         let found = DB::number(&mut tx, "SELECT n FROM nowhere").await;
         found.map_or(StatusCode::NOT_FOUND, |_| StatusCode::OK)

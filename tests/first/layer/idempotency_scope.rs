@@ -24,7 +24,7 @@ on_both_databases!(
     a_key_with_cookies_needs_a_principal,
     custom_scope_does_not_mix_resources,
     hanging_scope_is_refused_after_the_answer_timeout,
-    keys_go_with_several_resources,
+    keys_work_with_several_resources,
 );
 
 fn named_by(parts: &Parts, header: &str) -> Result<Resource, ResourceError> {
@@ -92,8 +92,8 @@ async fn a_key_belongs_to_its_resource_or_to_its_scope<DB: TestDatabase>() {
     write("/a/add", "other")
         .await
         .is_problem(412, "stale-token");
-    let nobody = Answer::to(keyed(&server, "/a/add", 9, "t")).await;
-    nobody.is_problem(422, "invalid-request");
+    let anonymous = Answer::to(keyed(&server, "/a/add", 9, "t")).await;
+    anonymous.is_problem(422, "invalid-request");
 }
 
 async fn stored_response_is_bound_to_its_sender<DB: TestDatabase>() {
@@ -227,7 +227,7 @@ async fn custom_scope_does_not_mix_resources<DB: TestDatabase>() {
     is_call(&write("sku-1").await, 1, true);
 }
 
-async fn keys_go_with_several_resources<DB: TestDatabase>() {
+async fn keys_work_with_several_resources<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let tokens = r#"5;resource="a", 7;resource="b""#;

@@ -102,7 +102,7 @@ async fn a_pattern_is_filled_from_decoded_parameters_of_the_path() {
     // The last parameter may contain a `/`, and the route may have more parameters.
     let written = server.write("/red/7/A%2F1%20b", 5).await;
     assert_eq!(written.text, "show/7/seat/A/1 b");
-    // Two different seats cannot have one name.
+    // Two different seats must not have the same name.
     let refused = server.write("/red/7%2Fseat%2FA/1%20b", 6).await;
     let problem = refused.is_problem(422, "invalid-request");
     assert_eq!(problem["field"], "show");

@@ -264,7 +264,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
             let path = ["/a/b/transfer", "/b/a/transfer"][n % 2];
             let answer = servers[n / 2 % 2].write(path, field(1, 1)).await;
             if answer.status != 200 {
-                // This is a deadlock, or a request that waited too long behind one.
+                // Only a deadlock, or a wait behind a deadlock, causes a refusal.
                 println!("{answer:?}");
                 assert_eq!(answer.status, 503, "{answer:?}");
                 refused_ref.fetch_add(1, Relaxed);

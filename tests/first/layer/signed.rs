@@ -32,7 +32,7 @@ use crate::support::{
 
 on_both_databases!(
     forged_number_blocks_a_resource_only_without_verification,
-    verification_comes_before_everything_else,
+    verification_precedes_all_other_checks,
     repetition_with_a_removed_key_needs_a_new_lease,
     unsigned_tokens_are_accepted_until_they_are_disabled,
 );
@@ -180,7 +180,7 @@ fn counting(
     }
 }
 
-async fn verification_comes_before_everything_else<DB: TestDatabase>() {
+async fn verification_precedes_all_other_checks<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let (issuer, asked) = (keys("k1"), Arc::new(AtomicUsize::new(0)));
     let layer = FenceLayer::new(db.fence(), counting(&asked))

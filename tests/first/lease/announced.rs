@@ -28,7 +28,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
-    redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
+    redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
     soon,
 };
 
@@ -101,8 +101,8 @@ async fn write_with_the_token_before_renewal_is_refused() {
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let leases = store.clone().announced_to(fence.clone());
     let lease = grant(&leases, &sku(), LONG).await;
-    let anew = Renew::new(LONG).with_new_token();
-    let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    let renewed = leases.renew(&sku(), &lease.id, renewal).await.unwrap();
     // The holder reads at this point. Its earlier requests may still be in progress.
     let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
     assert!(matches!(delayed, Err(AdmitError::Stale(_))));
@@ -114,7 +114,7 @@ async fn write_with_the_token_before_renewal_is_refused() {
     // After the fence was raised above the lease's token, the holder's earlier reads may be out of
     // date, so a renewal with a new token is refused.
     fence.raise(&sku(), forged()).await.unwrap();
-    is_lost(leases.renew(&sku(), &lease.id, anew).await);
+    is_lost(leases.renew(&sku(), &lease.id, renewal).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 }
 
@@ -181,7 +181,7 @@ async fn overtaken_renewal_continues_under_a_current_token() {
             Renew::new(LONG)
         };
         let renewal = tokio::spawn(async move { slow.renew(&sku(), &id, request).await });
-        eventually("a renewal is under way", async || {
+        eventually("a renewal is in progress", async || {
             late.renewals.load(Relaxed) == 1
         })
         .await;
@@ -213,8 +213,8 @@ async fn new_token_that_cannot_be_announced_is_not_granted() {
     let leases = store.clone().announced_to(away.fence());
     let lease = grant(&leases, &sku(), LONG).await;
     away.fence().pool().close().await;
-    let anew = Renew::new(LONG).with_new_token();
-    is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
+    let renewal = Renew::new(LONG).with_new_token();
+    is_unavailable(leases.renew(&sku(), &lease.id, renewal).await);
     // The next renewal does not change the token in the store, and does not return it either.
     is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     // The lease is still held, and another issuer can announce it.
@@ -268,7 +268,7 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     };
     let leases = connect().await;
     let old = grant(&leases, &sku(), LONG).await;
-    let snapshot = dump(&server, &[CLOCK, LEASE]).await;
+    let snapshot = dump(&server, &[COUNTER, LEASE]).await;
     leases.release(&sku(), &old.id).await.unwrap();
     let successor = grant(&leases, &sku(), LONG).await;
     restore(&server, &snapshot).await;
@@ -320,7 +320,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let store = connect().await;
     let before = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &before.id).await.unwrap();
-    let snapshot = dump(&server, &[CLOCK]).await;
+    let snapshot = dump(&server, &[COUNTER]).await;
     let gate = Arc::new(Semaphore::new(0));
     let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
     let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });

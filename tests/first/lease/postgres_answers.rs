@@ -25,7 +25,7 @@ use crate::support::{
 /// Two stores. The first one can lose its next answer about `sku-1`. The second one receives all
 /// answers.
 struct Site {
-    deaf: PostgresLeases,
+    losing: PostgresLeases,
     leases: PostgresLeases,
     loses: Arc<AtomicBool>,
     _proxy: Proxy,
@@ -55,7 +55,7 @@ impl Site {
         let pool = PgPoolOptions::new().max_connections(2);
         let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
         Self {
-            deaf: PostgresLeases::new(Fence::new(pool)),
+            losing: PostgresLeases::new(Fence::new(pool)),
             leases: PostgresLeases::new(db.fence()),
             loses,
             _proxy: proxy,
@@ -73,13 +73,13 @@ async fn repeated_request_with_a_chosen_id_has_the_lease() {
     let site = Site::new().await;
     let request = || Acquire::new(LONG).lease_id(LeaseId::new("a".repeat(22)).unwrap());
     site.loses.store(true, SeqCst);
-    is_unavailable(site.deaf.acquire(&sku(), request()).await);
+    is_unavailable(site.losing.acquire(&sku(), request()).await);
     let held = site.leases.inspect(&sku()).await.unwrap();
     let token = held.expect("the lease was not granted").token;
     // No task releases the lease in the meantime.
     sleep(Duration::from_millis(500)).await;
     assert!(site.is_held().await);
-    let again = site.deaf.acquire(&sku(), request()).await.unwrap();
+    let again = site.losing.acquire(&sku(), request()).await.unwrap();
     assert_eq!(again.token, token);
     is_held(site.leases.acquire(&sku(), Acquire::new(LONG)).await);
 }
@@ -89,7 +89,7 @@ async fn repeated_request_with_a_chosen_id_has_the_lease() {
 async fn lease_with_an_unknown_id_is_released() {
     let site = Site::new().await;
     site.loses.store(true, SeqCst);
-    is_unavailable(site.deaf.acquire(&sku(), Acquire::new(LONG)).await);
+    is_unavailable(site.losing.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(!site.loses.load(SeqCst), "no answer was lost");
     soon("the lease is released", async || !site.is_held().await).await;
 }

@@ -239,13 +239,13 @@ async fn caller_needs_only_execute_rights() {
     let options = options.username(&role).password(&role);
     let mut conn = PgConnection::connect_with(&options).await.unwrap();
     is_refused(acquire(&mut conn, "sku-1", "1 s").await, "42501");
-    for look in [
+    for read in [
         "tower_fence.held_leases",
         "tower_fence.leases",
         "tower_fence.waiters",
     ] {
-        let look = format!("SELECT * FROM {look}");
-        Postgres::execute(&mut conn, &look).await.unwrap_err();
+        let read = format!("SELECT * FROM {read}");
+        Postgres::execute(&mut conn, &read).await.unwrap_err();
     }
     db.execute(&format!(
         "GRANT USAGE ON SCHEMA tower_fence TO {role}; \
@@ -395,9 +395,9 @@ async fn wall_clock_set_back_extends_no_lease() {
         let (leases, asked) = (leases.clone(), asked.clone());
         async move { leases.acquire(&sku(), asked).await }
     });
-    let in_line = "SELECT count(*) FROM tower_fence.waiters";
+    let in_queue = "SELECT count(*) FROM tower_fence.waiters";
     eventually("the request is in the queue", async || {
-        db.number(in_line).await == 1
+        db.number(in_queue).await == 1
     })
     .await;
     db.execute(PUT_BACK).await;

@@ -20,7 +20,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     lease::{LONG, grant, sku},
-    redis::{CLOCK, RedisServer},
+    redis::{COUNTER, RedisServer},
 };
 
 /// A source whose epochs arrive in a different order from that of the requests for them.
@@ -96,14 +96,14 @@ async fn careless_token(
     let (mut take, mut install) = (redis::cmd("EVAL"), redis::cmd("HSET"));
     let script = "local epoch = redis.call('HGET', KEYS[1], 'epoch') \
                   return epoch and {epoch, redis.call('HINCRBY', KEYS[1], 'n', 1)}";
-    take.arg(script).arg(1).arg(CLOCK);
+    take.arg(script).arg(1).arg(COUNTER);
     loop {
         let taken: Option<(i64, i64)> = take.query_async(&mut connection).await.unwrap();
         if let Some((epoch, n)) = taken {
             return epoch * Epoch::SIZE + n;
         }
         let epoch = epochs.next_epoch(110, Epoch::FIRST).await.unwrap().get();
-        install.arg(CLOCK).arg("epoch").arg(epoch).arg("n").arg(0);
+        install.arg(COUNTER).arg("epoch").arg(epoch).arg("n").arg(0);
         let installed: redis::RedisResult<()> = install.query_async(&mut connection).await;
         installed.unwrap();
     }
@@ -154,7 +154,7 @@ async fn exhausted_epoch_is_followed_by_a_higher_one() {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let issuer = Issuer::connect(ours, &server, &db).await;
         let mut tokens = vec![issuer.token().await];
-        server.command(&["HSET", CLOCK, "n", "999999997"]).await;
+        server.command(&["HSET", COUNTER, "n", "999999997"]).await;
         for _ in 0..4 {
             tokens.push(issuer.token().await);
         }
@@ -185,7 +185,7 @@ async fn database_behind_the_counter_does_not_lower_the_epoch() {
     // The counter is far ahead, and belongs to another incarnation. The database has issued epoch
     // 1.
     server
-        .command(&["HSET", CLOCK, "epoch", "70", "history", "0"])
+        .command(&["HSET", COUNTER, "epoch", "70", "history", "0"])
         .await;
     assert_eq!(
         grant(&leases, &sku(), LONG).await.token,

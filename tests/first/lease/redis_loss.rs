@@ -63,7 +63,7 @@ async fn grant_after_flushall_exceeds_all_earlier_tokens() {
 
 #[tokio::test]
 async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
-    for (options, remembers) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
+    for (options, is_persistent) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
         let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
         let leases = connect(&server, &db).await;
         grant_and_release(&leases).await;
@@ -73,7 +73,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         server.start_again().await;
         // The same store object continues without intervention.
-        eventually("the store is back", async || {
+        eventually("the store answers again", async || {
             leases.inspect(&sku()).await.is_ok()
         })
         .await;
@@ -81,7 +81,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         // still use it, so the resource stays blocked.
         assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
-        if remembers {
+        if is_persistent {
             let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
             assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
             leases.release(&sku(), &held.id).await.unwrap();
@@ -234,9 +234,9 @@ async fn server_without_a_replication_id_is_refused() {
 async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let cut = Arc::new(AtomicBool::new(false));
-    let told = cut.clone();
+    let shared = cut.clone();
     let proxy = Proxy::judging(server.addr(), move || {
-        let cut = told.clone();
+        let cut = shared.clone();
         move |sender, _: &[u8]| match sender == Sender::Server && cut.swap(false, Relaxed) {
             true => Passage::CutAfter(0),
             false => Passage::Whole,
@@ -261,9 +261,9 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     // The proxy recognizes the answers by this TTL.
     let time = Duration::from_millis(54_321);
     let cuts = Arc::new(AtomicBool::new(false));
-    let told = cuts.clone();
+    let shared = cuts.clone();
     let proxy = Proxy::judging(server.addr(), move || {
-        let (cuts, mut acquires) = (told.clone(), false);
+        let (cuts, mut acquires) = (shared.clone(), false);
         move |sender, message: &[u8]| match sender {
             Sender::Client => {
                 acquires = message.windows(5).any(|part| part == b"54321");

@@ -1,5 +1,5 @@
-//! What a reader or observer of Redis learns about lease ids. Also leases of version 0.2, which
-//! stored their ids.
+//! Redis reveals no lease id to a reader of its data or to an observer of its commands. Leases of
+//! version 0.2, which stored their ids, are lost.
 
 use sqlx::Sqlite;
 use tokio::{

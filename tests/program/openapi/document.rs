@@ -18,7 +18,7 @@ async fn served(service: &Inventory, path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_locks_have_the_same_document_of_their_own() {
+async fn lock_routes_have_their_own_matching_document() {
     let service = Inventory::start(&[]).await;
     let whole = served(&service, "/openapi.json").await;
     let locks = served(&service, "/locks/openapi.json").await;

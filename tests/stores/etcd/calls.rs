@@ -73,8 +73,8 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     // A process that has not cached the etcd lease reads it first.
     let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
-    let looked = ["kv/txn", "lease/keepalive", "kv/txn", "maintenance/status"];
-    assert_eq!(made(), looked);
+    let expected = ["kv/txn", "lease/keepalive", "kv/txn", "maintenance/status"];
+    assert_eq!(made(), expected);
     leases.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["lease/revoke"]);
 

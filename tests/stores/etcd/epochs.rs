@@ -52,8 +52,8 @@ async fn counter_of_another_epoch_source_is_refused() {
     is_refused(strangers().await.acquire(&sku(), Acquire::new(LONG)).await);
     let second = grant(&leases, &sku(), LONG).await;
     assert!(second.token > first.token);
-    let anew = Renew::new(LONG).with_new_token();
-    let renewed = strangers().await.renew(&sku(), &second.id, anew).await;
+    let renewal = Renew::new(LONG).with_new_token();
+    let renewed = strangers().await.renew(&sku(), &second.id, renewal).await;
     is_lost(renewed);
     leases
         .renew(&sku(), &second.id, Renew::new(LONG))
@@ -124,8 +124,8 @@ async fn no_lease_is_granted_in_an_ended_epoch() {
     };
     let first = grant(&new_process().await, &sku(), LONG).await;
     source.0.store(5, SeqCst);
-    let anew = Renew::new(LONG).with_new_token();
-    is_lost(new_process().await.renew(&sku(), &first.id, anew).await);
+    let renewal = Renew::new(LONG).with_new_token();
+    is_lost(new_process().await.renew(&sku(), &first.id, renewal).await);
     let leases = new_process().await;
     leases.break_lease(&sku(), None).await.unwrap();
     let next = granted_and_released(&leases).await;

@@ -94,8 +94,8 @@ async fn frozen_follower_delays_only_one_call() {
     assert_eq!(renewed.unwrap().token, held.token);
     leases.release(&sku(), &held.id).await.unwrap();
     let second = grant(&leases, &sku(), LONG).await;
-    let anew = Renew::new(LONG).with_new_token();
-    let renewed = leases.renew(&sku(), &second.id, anew).await.unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    let renewed = leases.renew(&sku(), &second.id, renewal).await.unwrap();
     assert!(second.token > held.token && renewed.token > second.token);
     assert!(asked_at.elapsed() < CALL_WAIT, "{:?}", asked_at.elapsed());
     // The resumed node answers the requests that it has missed.
@@ -129,8 +129,8 @@ async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
         let renewed = cut_off.renew(&sku(), &held.id, keeps).await.unwrap();
         assert_eq!(renewed.token, held.token);
     }
-    let anew = Renew::new(LONG).with_new_token();
-    is_unavailable(cut_off.renew(&sku(), &held.id, anew).await);
+    let renewal = Renew::new(LONG).with_new_token();
+    is_unavailable(cut_off.renew(&sku(), &held.id, renewal).await);
     cut_off.release(&sku(), &held.id).await.unwrap();
     for (key, _) in cluster.keys("tower-fence:counter:").await {
         let body = json!({ "key": base64(&key) });
@@ -267,8 +267,8 @@ async fn grant_with_a_lost_answer_is_found_again() {
         leases.release(&sku(), &lease.id).await.unwrap();
         let next = grant(&leases, &sku(), LONG).await;
         assert!(next.token > lease.token);
-        let anew = Renew::new(LONG).with_new_token();
-        assert!(leases.renew(&sku(), &next.id, anew).await.unwrap().token > next.token);
+        let renewal = Renew::new(LONG).with_new_token();
+        assert!(leases.renew(&sku(), &next.id, renewal).await.unwrap().token > next.token);
         leases.release(&sku(), &next.id).await.unwrap();
     }
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
@@ -334,8 +334,8 @@ async fn grants_continue_without_permission_to_read_the_log() {
     let far = etcd::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
     let (near, far) = (near.unwrap(), far.unwrap());
     let first = grant(&near, &sku(), LONG).await;
-    let anew = Renew::new(LONG).with_new_token();
-    let renewed = far.renew(&sku(), &first.id, anew).await.unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    let renewed = far.renew(&sku(), &first.id, renewal).await.unwrap();
     assert!(renewed.token > first.token);
     far.release(&sku(), &first.id).await.unwrap();
     let next = grant(&far, &sku(), LONG).await;
@@ -382,10 +382,10 @@ async fn refusals_of_etcd_are_reported() {
     let (near, far) = (near.unwrap(), far.unwrap());
     let lease = grant(&near, &sku(), LONG).await;
     near.release(&sku(), &lease.id).await.unwrap();
-    let told = match far.acquire(&sku(), Acquire::new(LONG)).await {
+    let message = match far.acquire(&sku(), Acquire::new(LONG)).await {
         Err(LeaseError::Misconfigured(cause)) => Error::source(&*cause).unwrap().to_string(),
         other => panic!("{other:?}"),
     };
-    assert!(told.contains("permission denied"), "{told}");
+    assert!(message.contains("permission denied"), "{message}");
     assert_eq!(refused.load(Relaxed), 1);
 }

@@ -212,8 +212,8 @@ async fn renewal_with_a_deleted_counter_is_lost() {
     let stored = read(&cluster, LEASE).await;
     let renewing = tokio::spawn({
         let (leases, id) = (late.leases.clone(), held.id.clone());
-        let anew = Renew::new(LONG).with_new_token();
-        async move { leases.renew(&sku(), &id, anew).await }
+        let renewal = Renew::new(LONG).with_new_token();
+        async move { leases.renew(&sku(), &id, renewal).await }
     });
     late.first.holds_one().await;
     delete_counter(&cluster).await;
@@ -252,8 +252,8 @@ async fn renewal_that_expired_in_transit_is_retried() {
     let held = grant(&late.leases, &sku(), LONG).await;
     let renewing = tokio::spawn({
         let (leases, id) = (late.leases.clone(), held.id.clone());
-        let anew = Renew::new(LONG).with_new_token();
-        async move { leases.renew(&sku(), &id, anew).await }
+        let renewal = Renew::new(LONG).with_new_token();
+        async move { leases.renew(&sku(), &id, renewal).await }
     });
     late.first.holds_one().await;
     cluster.revoke_unused().await;
@@ -392,8 +392,8 @@ async fn release_after_a_renewal_ends_the_lease() {
         async move { leases.release(&sku(), &id).await }
     });
     late.first.holds_one().await;
-    let anew = Renew::new(LONG).with_new_token();
-    near.renew(&sku(), &held.id, anew).await.unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    near.renew(&sku(), &held.id, renewal).await.unwrap();
     late.goes_on();
     releasing.await.unwrap().unwrap();
     assert_eq!(near.inspect(&sku()).await.unwrap(), None);

@@ -1,13 +1,13 @@
 //! Leases in etcd.
 
 mod calls;
+mod data_loss;
 mod endpoints;
 mod epochs;
 mod faults;
-mod history;
 mod late;
-mod line;
 mod list;
+mod queue;
 mod relocation;
 mod secrets;
 mod settings;

@@ -52,7 +52,7 @@ struct Load {
     /// The number of admitted writes with grants of the current store since the last move.
     writes: AtomicUsize,
     /// The number of admitted writes that began after a newer holder was granted a lease.
-    too_late: AtomicUsize,
+    late: AtomicUsize,
     /// The number of refused writes.
     refused: AtomicUsize,
     stop: AtomicBool,
@@ -84,7 +84,7 @@ impl Load {
                     self.refused.fetch_add(1, SeqCst);
                     break;
                 }
-                self.too_late
+                self.late
                     .fetch_add(usize::from(newest > lease.token.get()), SeqCst);
                 let is_current = self.current.load(SeqCst) == at;
                 self.writes.fetch_add(usize::from(is_current), SeqCst);
@@ -126,7 +126,7 @@ async fn moved(
         current: AtomicUsize::new(0),
         answered: AtomicI64::new(0),
         writes: AtomicUsize::new(0),
-        too_late: AtomicUsize::new(0),
+        late: AtomicUsize::new(0),
         refused: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
     };
@@ -137,7 +137,7 @@ async fn moved(
         load.stop.store(true, SeqCst);
     };
     tokio::join!(join_all((0..4).map(|_| load.hold())), moving);
-    let counts = (load.too_late.into_inner(), load.refused.into_inner());
+    let counts = (load.late.into_inner(), load.refused.into_inner());
     println!("late and refused writes: {counts:?}");
     counts
 }
@@ -165,8 +165,8 @@ async fn holders_survive_moves_between_stores_and_back() {
     let db = Postgres::fresh(12).await;
     let stores = new_stores(&db.fence(), true).await;
     let moves = [0, 1, 2, 0, 1, 0, 2, 1, 0];
-    let (too_late, refused) = moved(db.fence(), stores, &moves).await;
-    assert_eq!(too_late, 0);
+    let (late, refused) = moved(db.fence(), stores, &moves).await;
+    assert_eq!(late, 0);
     assert!(refused > 0, "no holder was active during a move");
 }
 
@@ -181,6 +181,6 @@ async fn without_announcements_an_older_holder_writes_after_a_move() {
     // Each move leads to a store that has no epoch yet and therefore begins one. A move back to an
     // earlier store would work only if grants were announced to the fence.
     let moves: Vec<usize> = (0..stores.len()).collect();
-    let (too_late, _) = moved(db.fence(), stores, &moves).await;
-    assert!(too_late > 0, "the load does not detect late writes");
+    let (late, _) = moved(db.fence(), stores, &moves).await;
+    assert!(late > 0, "the load does not detect late writes");
 }

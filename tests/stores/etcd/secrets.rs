@@ -1,4 +1,4 @@
-//! Users with etcd authentication, and what a reader of etcd or of errors learns about secrets.
+//! Users with etcd authentication, and secrets that neither the keys in etcd nor errors reveal.
 
 use sqlx::Sqlite;
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
@@ -7,7 +7,7 @@ use tower_fence_etcd::EtcdLeasesBuilder;
 use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
-    lease::{LONG, granted, is_lost, join, sku, told},
+    lease::{LONG, granted, is_lost, join, messages_of, sku},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,12 +54,18 @@ async fn user_needs_only_its_prefix_and_renews_its_token() {
             .acquire(&sku(), Acquire::new(LONG))
             .await
             .unwrap_err();
-        let told = told(&refused);
-        assert!(matches!(refused, LeaseError::Misconfigured(_)), "{told}");
-        told
+        let messages = messages_of(&refused);
+        assert!(
+            matches!(refused, LeaseError::Misconfigured(_)),
+            "{messages}"
+        );
+        messages
     };
-    let nobody = refused(EtcdLeasesBuilder::new(db.fence())).await;
-    assert!(nobody.contains("user name is empty"), "{nobody}");
+    let without_name = refused(EtcdLeasesBuilder::new(db.fence())).await;
+    assert!(
+        without_name.contains("user name is empty"),
+        "{without_name}"
+    );
     let wrong = refused(build("locks", "p4ssw0rd-not")).await;
     assert!(
         wrong.contains("authentication failed") && !wrong.contains("p4ssw0rd"),

@@ -24,7 +24,7 @@ use tower_fence_etcd::EtcdLeasesBuilder;
 use crate::support::{
     database::TestDatabase,
     http::Server,
-    lease::{sku, told},
+    lease::{messages_of, sku},
 };
 
 /// The error of etcd for an unknown auth token.
@@ -102,18 +102,18 @@ async fn second_refused_auth_token_is_an_error() {
             .connect(&[server.url("")])
             .await
             .unwrap_err();
-        let told = told(&refused);
+        let messages = messages_of(&refused);
         // An auth token may be accepted later, whereas rights do not change by themselves.
         let is_permanent = matches!(refused, LeaseError::Misconfigured(_));
-        assert_eq!(is_permanent, refusal == DENIED, "{told}");
-        assert!(told.contains(refusal.2), "{told}");
+        assert_eq!(is_permanent, refusal == DENIED, "{messages}");
+        assert!(messages.contains(refusal.2), "{messages}");
         assert_eq!(fetched.load(SeqCst), expected, "{refusal:?}");
     }
 }
 
 /// etcd hashes the password slowly, and handles one authentication after the other.
 #[tokio::test]
-async fn calls_that_are_refused_together_authenticate_once() {
+async fn concurrently_refused_calls_authenticate_once() {
     const CALLS: usize = 20;
     let all_sent = Arc::new(Barrier::new(CALLS));
     let txn = async move |headers: HeaderMap| -> Response {
@@ -132,8 +132,8 @@ async fn calls_that_are_refused_together_authenticate_once() {
     let server = Server::start(router).await;
     let leases = builder().await.connect_lazy(&[server.url("")]).unwrap();
     let resource = sku();
-    for look in join_all((0..CALLS).map(|_| leases.inspect(&resource))).await {
-        assert_eq!(look.unwrap(), None);
+    for inspected in join_all((0..CALLS).map(|_| leases.inspect(&resource))).await {
+        assert_eq!(inspected.unwrap(), None);
     }
     assert_eq!(fetched.load(SeqCst), 2);
 }

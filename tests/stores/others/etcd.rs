@@ -8,7 +8,7 @@ use tower_fence::{
     lease::{Acquire, Leases, MemoryLeases},
 };
 
-use super::{Inventory, tells_of_the_paused_holder, write_to};
+use super::{Inventory, refuses_the_paused_holder, write_to};
 use crate::support::lock_servers::Etcd;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ const SKU: &str = "c2t1LTE=";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_holder_of_a_lock_in_etcd_is_refused() {
     let etcd = Etcd::start().await;
-    tells_of_the_paused_holder(|sku, url, thinking| etcd.holder(sku, url, thinking)).await;
+    refuses_the_paused_holder(|sku, url, thinking| etcd.holder(sku, url, thinking)).await;
 }
 
 /// Two revisions increase from holder to holder: the revision at which the lock was acquired, which
@@ -50,11 +50,11 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     // before it.
     let lease = call("lease/grant", json!({ "TTL": 60 })).await;
     let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
-    let give_back = async {
+    let unlocks = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         call("lock/unlock", json!({ "key": held["key"] })).await
     };
-    let (one, two, three, _) = tokio::join!(lock(), lock(), lock(), give_back);
+    let (one, two, three, _) = tokio::join!(lock(), lock(), lock(), unlocks);
     let mut holders = [one, two, three];
     holders.sort_unstable();
     assert!(
@@ -105,8 +105,8 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     assert_eq!(inventory.stock("sku-1").await, stock - 1);
     assert_eq!(inventory.write("sku-3", again.0).await.status, 200);
     for sku in ["sku-1", "sku-3"] {
-        let dead = inventory.write(sku, highest).await;
-        dead.is_problem(412, "stale-token");
+        let answer = inventory.write(sku, highest).await;
+        answer.is_problem(412, "stale-token");
     }
 }
 

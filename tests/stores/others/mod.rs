@@ -123,7 +123,7 @@ async fn serve(fence: &Fence<Postgres>, layer: FenceLayer<Postgres, PathParam>) 
 /// holder writes, too. Each takes one item from a stock of 100. With the fence, the late write is
 /// refused. Without the fence, the late write is acknowledged, and the write of the second holder
 /// is lost.
-pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Holder) {
+pub async fn refuses_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Holder) {
     let inventory = Inventory::start().await;
     let story = async |path: &str, sku: &str| {
         let url = inventory.server.url(path);

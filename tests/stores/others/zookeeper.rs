@@ -7,7 +7,7 @@ use tower_fence::{
     lease::{Acquire, Leases, MemoryLeases},
 };
 
-use super::{Inventory, tells_of_the_paused_holder, write_to};
+use super::{Inventory, refuses_the_paused_holder, write_to};
 use crate::support::lock_servers::ZooKeeper;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ fn sku() -> Resource {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_holder_of_a_lock_in_zookeeper_is_refused() {
     let zookeeper = ZooKeeper::start().await;
-    tells_of_the_paused_holder(|sku, url, thinking| zookeeper.holder(sku, url, thinking)).await;
+    refuses_the_paused_holder(|sku, url, thinking| zookeeper.holder(sku, url, thinking)).await;
 }
 
 /// Each election begins an epoch. If the data is lost, the epochs are lost too, and all tokens are

@@ -172,7 +172,7 @@ async fn issuer_ignores_counters_below_those_it_saw() {
 }
 
 #[tokio::test]
-async fn epoch_ended_by_the_database_is_left() {
+async fn grants_leave_an_epoch_ended_by_the_database() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let last = grant_and_release(&leases).await;
@@ -203,7 +203,7 @@ async fn repeated_request_gets_no_token_of_an_ended_epoch() {
 
 /// An issuer whose wall clock was ahead has used this lease id before.
 #[tokio::test]
-async fn attempt_follows_one_numbered_ahead_of_the_time() {
+async fn attempt_exceeds_one_numbered_ahead_of_the_time() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -264,7 +264,7 @@ impl Epochs for Away {
 }
 
 #[tokio::test]
-async fn without_the_database_leases_go_on_until_no_majority_counts() {
+async fn leases_continue_without_the_database_while_a_majority_counts() {
     let mut site = Site::new().await;
     let away = Away::of(&site);
     let leases = site.issuer_with(away.clone()).await;

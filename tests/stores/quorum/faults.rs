@@ -1,9 +1,9 @@
 //! Faults of nodes under load: a node is unreachable, frozen or slow, or has a wrong clock. Grants
 //! continue while a majority of the nodes answers, and stop otherwise.
 //!
-//! Two broken protocols run under the same load on the same servers, and the load exposes both. One
-//! needs all nodes, and makes no grant. The other one needs two of five nodes, and lets two clients
-//! hold a lease at the same time.
+//! Two broken protocols run under the same load on the same servers. The load shows the fault of
+//! each protocol. One protocol needs all nodes, and grants no lease during a fault. The other one
+//! needs two of five nodes, and lets two clients hold a lease at the same time.
 
 use std::time::Duration;
 

@@ -216,7 +216,7 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         for proxy in &proxies[..2] {
             proxy.set(Link::Whole);
         }
-        eventually("the nodes are back", async || {
+        eventually("the nodes answer again", async || {
             leases
                 .renew(&sku(), &lease.id, Renew::new(LONG))
                 .await

@@ -6,7 +6,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    lease::{LONG, grant, sku, told},
+    lease::{LONG, grant, messages_of, sku},
     redis::{RedisServer, delete_keys, fresh_prefix, shared_node_urls},
 };
 
@@ -31,10 +31,13 @@ async fn invalid_url_is_named_by_index_without_its_text() {
     ] {
         let urls = [urls[0].clone(), wrong.into(), urls[2].clone()];
         let refused = connect(&db, &fresh_prefix(), &urls).unwrap_err();
-        let told = told(&refused);
-        assert!(matches!(refused, LeaseError::Misconfigured(_)), "{told}");
-        assert!(told.contains("node 2 of 3"), "{told}");
-        assert!(!told.contains("s3cret"), "{told}");
+        let messages = messages_of(&refused);
+        assert!(
+            matches!(refused, LeaseError::Misconfigured(_)),
+            "{messages}"
+        );
+        assert!(messages.contains("node 2 of 3"), "{messages}");
+        assert!(!messages.contains("s3cret"), "{messages}");
     }
 }
 
@@ -74,14 +77,14 @@ async fn a_node_of_another_quorum_is_named_without_secrets() {
     );
     let our_leases = connect(&db, &prefix, &ours).unwrap();
     let refused = our_leases.acquire(&sku(), Acquire::new(LONG)).await;
-    let told = told(&refused.unwrap_err());
+    let messages = messages_of(&refused.unwrap_err());
     let address = theirs[0].replace("redis://", "");
     assert!(
-        told.contains(&format!("on the node `{address}/0`")),
-        "{told}"
+        messages.contains(&format!("on the node `{address}/0`")),
+        "{messages}"
     );
-    assert!(told.contains("delete the keys"), "{told}");
-    assert!(!told.contains("s3cret"), "{told}");
+    assert!(messages.contains("delete the keys"), "{messages}");
+    assert!(!messages.contains("s3cret"), "{messages}");
 
     delete_keys(&theirs[0], &format!("{prefix}:quorum:*")).await;
     assert!(grant(&our_leases, &sku(), LONG).await.token > before.token);

@@ -1,10 +1,10 @@
 //! A client that is paused in the middle of a grant, and resumes after its lease has expired: its
 //! late messages change nothing.
 //!
-//! Its messages, or the answers to them, are held back in front of the nodes, while another client
-//! gets the lease. In a second case, a second request of the client with the same lease id gets the
-//! lease. The key on the nodes then belongs to the client again, and the obvious protocol confuses
-//! the late messages of the first request with those of the second one.
+//! A proxy in front of each node holds back the messages of the client, or the answers to them,
+//! while another client gets the lease. In a second case, a second request of the client with the
+//! same lease id gets the lease. The key on the nodes then belongs to the client again, and the
+//! obvious protocol confuses the late messages of the first request with those of the second one.
 
 use std::{
     sync::{
@@ -166,7 +166,7 @@ impl Scene {
     }
 
     async fn is_paused(&self) {
-        eventually("the messages are paused", async || {
+        eventually("the messages are held back", async || {
             self.gate.held.load(SeqCst) >= self.gate.on.len()
         })
         .await;
@@ -292,7 +292,7 @@ async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn issuer_may_pause_before_most_nodes_are_asked() {
+async fn issuer_may_pause_before_most_nodes_receive_the_request() {
     changes_nothing(Phase::Take, MAJORITY).await;
 }
 

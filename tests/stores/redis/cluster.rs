@@ -51,7 +51,7 @@ async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, 
 /// Acquires as soon as the store answers again.
 async fn grant_eventually(leases: &RedisLeases, sku: &Resource) -> Lease {
     let granted = std::cell::RefCell::new(None);
-    eventually("the cluster is back", async || {
+    eventually("the cluster answers again", async || {
         let lease = leases.acquire(sku, Acquire::new(LONG)).await;
         *granted.borrow_mut() = lease.ok();
         granted.borrow().is_some()
@@ -226,7 +226,7 @@ async fn a_silent_shard_costs_no_waiter_of_the_others() {
     }
     cluster.nodes[replica].signal("-STOP");
     cluster.nodes[master].signal("-STOP");
-    // A server that does not know a script must not depend on the silent nodes.
+    // A reload of a missing script on one server must not depend on the silent nodes.
     cluster.nodes[other].command(&["SCRIPT", "FLUSH"]).await;
     while !waiting.is_empty() {
         tokio::time::sleep(Duration::from_millis(500)).await;

@@ -17,7 +17,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{LONG, grant, highest_epoch, is_lost, is_unavailable, sku},
-    redis::{CLOCK, LEASE, RedisServer, dump, restore},
+    redis::{COUNTER, LEASE, RedisServer, dump, restore},
     soon,
 };
 
@@ -132,9 +132,9 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
     for by_swap in [false, true] {
         granted_and_released(&leases).await;
         let before = highest_epoch(&db).await;
-        let copy = dump(&server, &[CLOCK]).await;
+        let copy = dump(&server, &[COUNTER]).await;
         server
-            .command(&["COPY", CLOCK, CLOCK, "DB", "1", "REPLACE"])
+            .command(&["COPY", COUNTER, COUNTER, "DB", "1", "REPLACE"])
             .await;
         let last = granted_and_released(&leases).await;
         match by_swap {
@@ -170,7 +170,7 @@ async fn hundred_concurrent_grants_take_one_epoch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_epoch_does_not_begin_on_another_counter() {
-    for lost in [&["FLUSHALL"][..], &["DEL", CLOCK]] {
+    for lost in [&["FLUSHALL"][..], &["DEL", COUNTER]] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let epochs = Gated::new(&db);
         let late = connect(&server, epochs.clone()).await;
@@ -201,31 +201,31 @@ async fn late_epoch_does_not_begin_on_another_counter() {
 async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
-    let dead = grant(&leases, &sku(), LONG).await;
+    let ended = grant(&leases, &sku(), LONG).await;
     let copy = dump(&server, &[LEASE]).await;
-    leases.release(&sku(), &dead.id).await.unwrap();
+    leases.release(&sku(), &ended.id).await.unwrap();
     server.command(&["FLUSHALL"]).await;
     let last = granted_and_released(&leases).await;
     restore(&server, &copy).await;
 
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
-    is_lost(leases.renew(&sku(), &dead.id, Renew::new(LONG)).await);
+    is_lost(leases.renew(&sku(), &ended.id, Renew::new(LONG)).await);
     let new_token = Renew::new(LONG).with_new_token();
-    is_lost(leases.renew(&sku(), &dead.id, new_token).await);
+    is_lost(leases.renew(&sku(), &ended.id, new_token).await);
     // The holder of the lease may still use it.
     let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
     assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
     // The holder gets a valid token.
-    let again = Acquire::new(LONG).lease_id(dead.id.clone());
+    let again = Acquire::new(LONG).lease_id(ended.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > last.token, "{} {}", again.token, last.token);
     leases
-        .renew(&sku(), &dead.id, Renew::new(LONG))
+        .renew(&sku(), &ended.id, Renew::new(LONG))
         .await
         .unwrap();
     // The holder may release the restored lease.
     restore(&server, &copy).await;
-    leases.release(&sku(), &dead.id).await.unwrap();
+    leases.release(&sku(), &ended.id).await.unwrap();
     granted_and_released(&leases).await;
 }
 
@@ -234,7 +234,7 @@ async fn lease_above_its_counter_is_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     granted_and_released(&leases).await;
-    let copy = dump(&server, &[CLOCK]).await;
+    let copy = dump(&server, &[COUNTER]).await;
     let held = grant(&leases, &sku(), LONG).await;
     restore(&server, &copy).await;
     // This process has no cached state.
@@ -247,7 +247,7 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let held = grant(&leases, &sku(), LONG).await;
-    server.command(&["HSET", CLOCK, "n", "999999999"]).await;
+    server.command(&["HSET", COUNTER, "n", "999999999"]).await;
     let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
     let again = Acquire::new(LONG).lease_id(held.id.clone());
@@ -255,7 +255,7 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
         leases.acquire(&sku(), again).await.unwrap().token,
         held.token
     );
-    server.command(&["DEL", CLOCK]).await;
+    server.command(&["DEL", COUNTER]).await;
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
@@ -265,7 +265,7 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
 async fn exhausted_or_lost_counter_gives_no_new_token() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
-    let used_up = ["HSET", CLOCK, "n", "999999999"];
+    let used_up = ["HSET", COUNTER, "n", "999999999"];
     let held = grant(&leases, &sku(), LONG).await;
     server.command(&used_up).await;
     let renew = Renew::new(LONG).with_new_token();
@@ -274,7 +274,7 @@ async fn exhausted_or_lost_counter_gives_no_new_token() {
     let held = grant(&leases, &sku(), LONG).await;
     assert_eq!(held.token.get(), 2_000_000_001);
     // A repeated request gets a token of the next epoch.
-    server.command(&["DEL", CLOCK]).await;
+    server.command(&["DEL", COUNTER]).await;
     let again = Acquire::new(LONG).lease_id(held.id);
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert_eq!(again.token.get(), 3_000_000_001);

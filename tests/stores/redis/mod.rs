@@ -3,7 +3,7 @@
 mod clients;
 mod cluster;
 mod contact;
+mod data_loss;
 mod deposed;
-mod history;
-mod line_loss;
 mod memory;
+mod queue_loss;

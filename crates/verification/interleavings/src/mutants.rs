@@ -8,7 +8,7 @@ pub struct Mutant {
     /// An expression, or statements.
     pub code: &'static str,
     /// The replacement while the mutant is on. A replacement that contains `IS_ON` is always in
-    /// place, and `IS_ON` is whether the mutant is on.
+    /// place, and `IS_ON` is true while the mutant is on.
     pub broken: &'static str,
 }
 

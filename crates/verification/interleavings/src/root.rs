@@ -69,14 +69,14 @@ pub mod metrics {
     pub fn count(_: &'static str) {}
 }
 #[path = "lease/postgres"]
-pub mod postgres_line {
+pub mod postgres_queue {
     pub mod listener;
     pub mod store;
     pub use crate::model::postgres::functions;
 }
 pub mod problem;
 #[path = "lease/redis"]
-pub mod redis_line {
+pub mod redis_queue {
     pub mod answer;
     pub mod listener;
     pub mod store;

@@ -44,7 +44,7 @@ pub fn loses<F: Future<Output = ()> + 'static>(mutant: &'static str, scenario: f
         .any(|_| panic::catch_unwind(random).is_err() || panic::catch_unwind(by_priority).is_err());
     mutants::turn_on(None);
     assert!(lost, "the scenario holds with the broken variant: {mutant}");
-    let why = FIRST_PANIC.take().expect("it was noted");
+    let why = FIRST_PANIC.take().expect("the panic was recorded");
     assert!(is_a_loss(&why), "{mutant}: {why}");
 }
 

@@ -35,14 +35,14 @@ pub fn table(heading: &str) -> Vec<Row> {
 }
 
 /// Checks that the section with this heading contains these numbers of states.
-pub fn tells(heading: &str, states: &[usize]) {
+pub fn are_documented(heading: &str, states: &[usize]) {
     let text = below(heading).take_while(|line| !line.starts_with('#'));
     let words = text.flat_map(str::split_whitespace);
     let numbers: Vec<_> = words.map(digits).collect();
     for number in states.iter().map(ToString::to_string) {
-        let is_told = numbers.contains(&number);
+        let is_documented = numbers.contains(&number);
         assert!(
-            is_told,
+            is_documented,
             "src/proof.md: {heading}: the number of states is {number}, which is not documented"
         );
     }

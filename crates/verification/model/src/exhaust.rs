@@ -1,6 +1,6 @@
 //! Depth-first search of large worlds. The search stores one 64-bit hash of each state, so it can
-//! search worlds for which a breadth-first search would run out of memory. Its counterexamples need
-//! not be shortest ones.
+//! search worlds for which a breadth-first search would run out of memory. Its counterexamples are
+//! not always the shortest.
 //!
 //! Two states with the same hash count as one state, as in other checkers. Among 10⁸ states, the
 //! probability of such a collision is 1 in 3,700.
@@ -19,7 +19,7 @@ use std::{
 use ahash::RandomState;
 use stateright::{Expectation, Model, Property};
 
-use crate::search::{World, print, told};
+use crate::search::{World, format_steps, print};
 
 /// The number of concurrent searches. Each search starts from states of its own.
 const THREADS: usize = 2;
@@ -54,7 +54,7 @@ pub struct Searched {
 
 /// A broken promise, and the steps that break it.
 #[derive(Debug, thiserror::Error)]
-#[error("broken promise: {promise}, after\n{}", told(steps))]
+#[error("broken promise: {promise}, after\n{}", format_steps(steps))]
 pub struct Broken<A: fmt::Debug> {
     pub promise: &'static str,
     pub steps: Vec<A>,
@@ -68,7 +68,11 @@ pub struct Broken<A: fmt::Debug> {
 pub fn search<W: World>(world: &W) -> Result<Searched, Broken<W::Action>> {
     let search = Search::new(world);
     search.run();
-    if let Some(broken) = search.broken.into_inner().expect("not poisoned") {
+    if let Some(broken) = search
+        .broken
+        .into_inner()
+        .expect("no thread panicked with the lock")
+    {
         return Err(broken);
     }
     let mut ends = search.properties.iter().zip(&search.reached);
@@ -111,8 +115,16 @@ impl<'a, W: World> Search<'a, W> {
     }
 
     fn run(&self) {
-        *self.beginnings.lock().expect("not poisoned") = self.breadth_first();
-        let next = || self.beginnings.lock().expect("not poisoned").pop();
+        *self
+            .beginnings
+            .lock()
+            .expect("no thread panicked with the lock") = self.breadth_first();
+        let next = || {
+            self.beginnings
+                .lock()
+                .expect("no thread panicked with the lock")
+                .pop()
+        };
         let go_on = || {
             while let Some((state, steps)) = next() {
                 self.depth_first(state, steps);
@@ -208,7 +220,10 @@ impl<'a, W: World> Search<'a, W> {
                 reached.store(true, Relaxed);
             } else if !is_end {
                 self.is_over.store(true, Relaxed);
-                let mut broken = self.broken.lock().expect("not poisoned");
+                let mut broken = self
+                    .broken
+                    .lock()
+                    .expect("no thread panicked with the lock");
                 broken.get_or_insert_with(|| Broken {
                     promise: property.name,
                     steps: lead(),
@@ -241,7 +256,10 @@ impl Seen {
         let number = self.hasher.hash_one(state);
         // The set uses the lowest and the highest bits of the hash, so other bits choose the part.
         let part = &self.parts[(number >> 40) as usize % self.parts.len()];
-        let is_new = part.lock().expect("not poisoned").insert(number);
+        let is_new = part
+            .lock()
+            .expect("no thread panicked with the lock")
+            .insert(number);
         if is_new {
             self.states.fetch_add(1, Relaxed);
         }
@@ -263,7 +281,7 @@ impl Hasher for Itself {
     }
 
     fn write(&mut self, _: &[u8]) {
-        unreachable!("a number of 64 bits is hashed")
+        unreachable!("only 64-bit numbers are hashed")
     }
 
     fn write_u64(&mut self, number: u64) {

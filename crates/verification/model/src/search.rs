@@ -14,8 +14,9 @@ use crate::documented;
 
 /// A world with rules, each of which can be left out.
 ///
-/// Its promises (`always`) must hold in each state. Its possible outcomes (`sometimes`) must be
-/// reached. Otherwise the promises could hold merely because nothing happens.
+/// The promises of the world (`always`) must hold in each state. Its possible outcomes
+/// (`sometimes`) must be reached. Otherwise the promises could hold merely because no step is
+/// possible.
 pub trait World:
     Model<
         State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
@@ -96,7 +97,7 @@ fn keep<W: World>(world: W) -> impl Checker<W> {
         match property.expectation {
             Expectation::Always => {
                 if let Some(path) = checker.discovery(property.name) {
-                    let steps = told(&path.into_actions());
+                    let steps = format_steps(&path.into_actions());
                     panic!(
                         "{}: broken promise: {}, after\n{steps}",
                         W::NAME,
@@ -128,14 +129,14 @@ pub fn each_rule_is_needed<W: World>() {
     ));
     for (number, &rule) in (1..).zip(W::RULES) {
         let (property, steps) = UntilBroken::search(W::in_bounds_of(rule).leave_out(rule), None)
-            .unwrap_or_else(|| panic!("{}: nothing breaks without: {rule}", W::NAME));
+            .unwrap_or_else(|| panic!("{}: no promise breaks without the rule: {rule}", W::NAME));
         if let Some((property, steps)) =
             UntilBroken::search(W::in_bounds_of(rule), Some(steps.len()))
         {
             panic!(
                 "{}: {property}, with the rule: {rule}, after\n{}",
                 W::NAME,
-                told(&steps)
+                format_steps(&steps)
             );
         }
         let row = documented::Row {
@@ -144,7 +145,7 @@ pub fn each_rule_is_needed<W: World>() {
             property: property.to_owned(),
             steps: steps.len(),
         };
-        print(&format!("{row}\n{}", told(&steps)));
+        print(&format!("{row}\n{}", format_steps(&steps)));
         rows.push(row);
     }
     assert_eq!(documented::table(W::NAME), rows, "src/proof.md differs");
@@ -184,7 +185,7 @@ impl<W: World> UntilBroken<W> {
         checker.model().broken.store(false, Relaxed);
         let path = checker.discovery("kept")?;
         let property = checker.model().failure(path.last_state());
-        Some((property.expect("it was broken"), path.into_actions()))
+        Some((property.expect("a promise is broken"), path.into_actions()))
     }
 }
 
@@ -221,7 +222,7 @@ impl<W: World> Model for UntilBroken<W> {
 }
 
 /// Formats the steps, one step on each line.
-pub(crate) fn told(steps: &[impl Debug]) -> String {
+pub(crate) fn format_steps(steps: &[impl Debug]) -> String {
     let steps = (1..).zip(steps);
     steps
         .map(|(n, step)| format!("  {n}. {step:?}\n"))

@@ -10,30 +10,30 @@ use crate::{
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
     lease::{
         last_word::LastWord,
-        line::Line,
         losses::{self, Losses},
+        queue::Queue,
     },
     quorum::Quorum,
     search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
 };
 
 /// Compares the numbers of states with the documented numbers.
-fn tells<W: World>(states: &[usize]) {
-    documented::tells(W::NAME, states);
+fn are_documented<W: World>(states: &[usize]) {
+    documented::are_documented(W::NAME, states);
 }
 
 /// Compares the total number of states with the documented number.
-fn tells_all<W: World>(states: &[usize]) {
-    tells::<W>(&[states.iter().sum()]);
+fn total_is_documented<W: World>(states: &[usize]) {
+    are_documented::<W>(&[states.iter().sum()]);
 }
 
 pub fn fence() {
-    tells_all::<Writes>(&hold(Writes::worlds()));
+    total_is_documented::<Writes>(&hold(Writes::worlds()));
     hold_in_bounds_of_rules::<Writes>();
 }
 
 pub fn fence_in_large_bounds() {
-    tells_all::<Writes>(&exhaust::hold(Writes::large_worlds()));
+    total_is_documented::<Writes>(&exhaust::hold(Writes::large_worlds()));
 }
 
 pub fn rules_of_the_fence() {
@@ -41,12 +41,12 @@ pub fn rules_of_the_fence() {
 }
 
 pub fn floors() {
-    tells::<Floors>(&hold(Floors::worlds()));
+    are_documented::<Floors>(&hold(Floors::worlds()));
     hold_in_bounds_of_rules::<Floors>();
 }
 
 pub fn floors_in_large_bounds() {
-    tells::<Floors>(&exhaust::hold(Floors::large_worlds()));
+    are_documented::<Floors>(&exhaust::hold(Floors::large_worlds()));
 }
 
 pub fn rules_of_floors() {
@@ -54,12 +54,12 @@ pub fn rules_of_floors() {
 }
 
 pub fn keys() {
-    tells_all::<Keys>(&hold(Keys::worlds()));
+    total_is_documented::<Keys>(&hold(Keys::worlds()));
     hold_in_bounds_of_rules::<Keys>();
 }
 
 pub fn keys_in_large_bounds() {
-    tells_all::<Keys>(&exhaust::hold(Keys::large_worlds()));
+    total_is_documented::<Keys>(&exhaust::hold(Keys::large_worlds()));
 }
 
 pub fn rules_of_keys() {
@@ -67,7 +67,7 @@ pub fn rules_of_keys() {
 }
 
 pub fn several_resources() {
-    tells::<Several>(&hold(Several::worlds()));
+    are_documented::<Several>(&hold(Several::worlds()));
     hold_in_bounds_of_rules::<Several>();
 }
 
@@ -76,8 +76,8 @@ pub fn rules_of_several_resources() {
 }
 
 pub fn losses() {
-    tells_all::<Losses>(&hold(Losses::worlds()));
-    tells::<Losses>(&[hold_in_bounds_of_rules::<Losses>()]);
+    total_is_documented::<Losses>(&hold(Losses::worlds()));
+    are_documented::<Losses>(&[hold_in_bounds_of_rules::<Losses>()]);
 }
 
 pub fn spare_rules_of_losses() {
@@ -87,28 +87,28 @@ pub fn spare_rules_of_losses() {
 }
 
 pub fn losses_in_large_bounds() {
-    tells::<Losses>(&exhaust::hold(Losses::large_worlds()));
+    are_documented::<Losses>(&exhaust::hold(Losses::large_worlds()));
 }
 
 pub fn rules_of_losses() {
     each_rule_is_needed::<Losses>();
 }
 
-pub fn line() {
-    tells::<Line>(&hold(Line::worlds()));
+pub fn queue() {
+    are_documented::<Queue>(&hold(Queue::worlds()));
 }
 
-pub fn rules_of_the_line() {
-    each_rule_is_needed::<Line>();
+pub fn rules_of_the_queue() {
+    each_rule_is_needed::<Queue>();
 }
 
 pub fn last_word() {
-    tells_all::<LastWord>(&hold(LastWord::worlds()));
-    tells::<LastWord>(&[hold_in_bounds_of_rules::<LastWord>()]);
+    total_is_documented::<LastWord>(&hold(LastWord::worlds()));
+    are_documented::<LastWord>(&[hold_in_bounds_of_rules::<LastWord>()]);
 }
 
 pub fn last_word_in_large_bounds() {
-    tells_all::<LastWord>(&exhaust::hold(LastWord::large_worlds()));
+    total_is_documented::<LastWord>(&exhaust::hold(LastWord::large_worlds()));
 }
 
 pub fn rules_of_the_last_word() {
@@ -117,11 +117,11 @@ pub fn rules_of_the_last_word() {
 
 pub fn quorum() {
     // Some bounds of rules are too large for a complete search.
-    tells::<Quorum>(&hold(Quorum::worlds()));
+    are_documented::<Quorum>(&hold(Quorum::worlds()));
 }
 
 pub fn quorum_in_large_bounds() {
-    tells::<Quorum>(&exhaust::hold(Quorum::large_worlds()));
+    are_documented::<Quorum>(&exhaust::hold(Quorum::large_worlds()));
 }
 
 pub fn rules_of_a_quorum() {
@@ -129,12 +129,12 @@ pub fn rules_of_a_quorum() {
 }
 
 pub fn etcd() {
-    tells_all::<Etcd>(&hold(Etcd::worlds()));
-    tells::<Etcd>(&[hold_in_bounds_of_rules::<Etcd>()]);
+    total_is_documented::<Etcd>(&hold(Etcd::worlds()));
+    are_documented::<Etcd>(&[hold_in_bounds_of_rules::<Etcd>()]);
 }
 
 pub fn etcd_in_large_bounds() {
-    tells::<Etcd>(&exhaust::hold(Etcd::large_worlds()));
+    are_documented::<Etcd>(&exhaust::hold(Etcd::large_worlds()));
 }
 
 pub fn rules_of_etcd() {
@@ -157,7 +157,7 @@ pub fn searches_agree() {
     }
     for &rule in Keys::RULES {
         let world = Keys::in_bounds_of(rule).leave_out(rule);
-        let broken = exhaust::search(&world).err().expect("it is needed");
+        let broken = exhaust::search(&world).err().expect("the rule is needed");
         assert!(is_broken(&world, &broken), "{rule}: {broken}");
     }
 }

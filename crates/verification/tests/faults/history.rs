@@ -151,7 +151,7 @@ pub struct History {
 pub fn now() -> Moment {
     let now = clock_gettime(ClockId::Monotonic);
     let nanoseconds = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
-    Moment::try_from(nanoseconds).expect("some centuries")
+    Moment::try_from(nanoseconds).expect("the clock does not exceed some centuries")
 }
 
 /// A recorder of operations.

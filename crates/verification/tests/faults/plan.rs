@@ -154,7 +154,7 @@ pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
         }
         planned.push(Planned {
             at,
-            fault: deck.pop().expect("it was filled"),
+            fault: deck.pop().expect("the deck was refilled"),
             lasts: Duration::from_millis(random.random_range(100..2_000)),
             choice: random.random_range(0..1_000),
         });

@@ -1,4 +1,4 @@
-//! A run: each lease store in turn under clients and faults, and the verdict of the checker on
+//! A run tests one lease store after the other, under clients and faults, and the checker judges
 //! each.
 
 use std::{

@@ -161,7 +161,8 @@ impl Tables {
             .fetch_all(conn)
             .await?;
         let line = |row: &sqlx::postgres::PgRow| Line {
-            resource: usize::try_from(row.get::<i64, _>(0)).expect("it is one of them"),
+            resource: usize::try_from(row.get::<i64, _>(0))
+                .expect("the number is an index in `resources`"),
             entry: row.get(1),
             token: row.get(2),
             position: row.get(3),

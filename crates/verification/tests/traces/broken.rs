@@ -20,17 +20,20 @@ impl Change {
         }
     }
 
-    /// Runs traces. A comparison in them must fail with a message that contains `told`.
-    pub async fn is_found(self, traces: impl Future<Output = ()>, told: &str) {
+    /// Runs traces. A comparison in them must fail with a message that contains `expected`.
+    pub async fn is_found(self, traces: impl Future<Output = ()>, expected: &str) {
         let Self { text, by } = self;
         let failed = AssertUnwindSafe(traces).catch_unwind().await;
-        let why = failed.expect_err(&format!("nothing was found with `{by}` for `{text}`"));
+        let why = failed.expect_err(&format!("no trace failed with `{by}` for `{text}`"));
         let why = match why.downcast::<String>() {
             Ok(why) => *why,
-            Err(why) => (*why.downcast::<&str>().expect("a string")).to_owned(),
+            Err(why) => (*why
+                .downcast::<&str>()
+                .expect("the message of a panic is a string"))
+            .to_owned(),
         };
         // A failed `unwrap` means that the changed code does not run at all, which proves nothing.
-        let is_found = why.contains(told) && !why.contains("unwrap()");
+        let is_found = why.contains(expected) && !why.contains("unwrap()");
         assert!(is_found, "`{by}` for `{text}`: {why}");
     }
 }

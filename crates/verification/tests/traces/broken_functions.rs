@@ -6,10 +6,10 @@ use super::{broken::Change, fence, fence_floors, fence_real::Functions};
 
 /// A part of the message with which a trace fails if the database differs from the model. The
 /// message lists the steps.
-const TOLD: &str = "Grant(";
+const MESSAGE_PART: &str = "Grant(";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_found_by_the_traces_of_the_fence() {
+async fn traces_of_the_fence_detect_broken_functions() {
     for (function, change) in [
         (
             "try_admit",
@@ -49,12 +49,12 @@ async fn are_found_by_the_traces_of_the_fence() {
     ] {
         let functions = broken(function, change).await;
         let traces = fence::by_functions(&functions);
-        change.is_found(traces, TOLD).await;
+        change.is_found(traces, MESSAGE_PART).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_found_by_the_traces_of_floors() {
+async fn traces_of_floors_detect_broken_functions() {
     for (function, change) in [
         (
             "try_admit",
@@ -73,7 +73,7 @@ async fn are_found_by_the_traces_of_floors() {
     ] {
         let functions = broken(function, change).await;
         let traces = fence_floors::by_functions(&functions);
-        change.is_found(traces, TOLD).await;
+        change.is_found(traces, MESSAGE_PART).await;
     }
 }
 

@@ -1,9 +1,9 @@
 //! Redis scripts, each broken by a small change. The walks detect each change.
 
-use super::{broken::Change, line, quorum};
+use super::{broken::Change, queue, quorum};
 
 #[tokio::test]
-async fn are_found_by_the_walks_of_a_quorum() {
+async fn walks_of_a_quorum_detect_broken_scripts() {
     for change in [
         // A newer attempt yields to an older one.
         Change {
@@ -48,7 +48,7 @@ async fn are_found_by_the_walks_of_a_quorum() {
 }
 
 #[tokio::test]
-async fn are_found_by_the_walks_of_the_queue() {
+async fn walks_of_the_queue_detect_broken_scripts() {
     for change in [
         // The last request in the queue is served first.
         Change {
@@ -76,6 +76,6 @@ async fn are_found_by_the_walks_of_the_queue() {
             by: "QUEUE, ",
         },
     ] {
-        change.is_found(line::walks(Some(change)), "").await;
+        change.is_found(queue::walks(Some(change)), "").await;
     }
 }

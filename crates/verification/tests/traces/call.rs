@@ -58,8 +58,8 @@ impl Call {
     /// Sends a request to a service whose handler is [`follow`].
     pub fn send(service: Router, mut request: Request<Body>) -> Self {
         let (said, events) = unbounded_channel();
-        let (orders, told) = unbounded_channel();
-        let orders_of_it = Arc::new(Mutex::new(told));
+        let (orders, received) = unbounded_channel();
+        let orders_of_it = Arc::new(Mutex::new(received));
         request.extensions_mut().insert(Script {
             said,
             orders: orders_of_it,
@@ -108,7 +108,7 @@ impl Call {
 
     /// Makes the handler answer, and waits for the response of the layer.
     pub async fn answer(&mut self, status: StatusCode, text: &str) -> Answer {
-        self.tell_to_answer(status, text);
+        self.order_answer(status, text);
         match self.next().await {
             Event::Answered(answer) => answer,
             other => panic!("{other:?}"),
@@ -116,7 +116,7 @@ impl Call {
     }
 
     /// Makes the handler answer, and does not wait.
-    pub fn tell_to_answer(&self, status: StatusCode, text: &str) {
+    pub fn order_answer(&self, status: StatusCode, text: &str) {
         let answer = Order::Answer(status, text.to_owned());
         self.orders.send(answer).unwrap();
     }

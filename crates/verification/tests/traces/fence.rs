@@ -32,7 +32,7 @@ const TRACES: u64 = 10;
 const OF_FUNCTIONS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
+async fn crate_on_postgres_matches_the_model_of_the_fence() {
     take_traces(
         &Crate::<Postgres>::new().await,
         TRACES,
@@ -44,7 +44,7 @@ async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
+async fn crate_on_sqlite_matches_the_model_of_the_fence() {
     take_traces(
         &Crate::<Sqlite>::new().await,
         TRACES,
@@ -56,7 +56,7 @@ async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_functions_take_each_step_as_the_model_does() {
+async fn functions_match_the_model_of_the_fence() {
     by_functions(&Functions::new().await).await;
 }
 
@@ -199,11 +199,11 @@ impl<'a, R: Real> Trace<'a, R> {
         let written = written.await.unwrap();
         match (self.taken.last(), written) {
             (Some(Step::Admit(..)), Some(Err(stale))) => {
-                self.is_dead(self.token_of(&self.state, who), stale, &self.state)
+                self.is_refusal(self.token_of(&self.state, who), stale, &self.state)
             }
-            (Some(Step::Admit(..)), written) => panic!("{written:?}: {}", self.told()),
+            (Some(Step::Admit(..)), written) => panic!("{written:?}: {}", self.description()),
             (last, written) => {
-                assert_eq!(written, Some(Ok(true)), "{}", self.told());
+                assert_eq!(written, Some(Ok(true)), "{}", self.description());
                 // The second attempt has written, in a transaction.
                 self.overtaken += usize::from(matches!(last, Some(Step::Commit(..))));
             }
@@ -212,23 +212,32 @@ impl<'a, R: Real> Trace<'a, R> {
 
     /// Checks the `max_token` of a refusal. The crate may refuse a token because of a cached value.
     /// This value may be lower than the current one, but not lower than the token.
-    fn is_dead(&self, token: i64, stale: Stale, after: &State) {
+    fn is_refusal(&self, token: i64, stale: Stale, after: &State) {
         let known = token..=real_token(after.committed.row.max_token);
-        assert!(known.contains(&stale.0), "{stale:?}: {}", self.told());
+        assert!(
+            known.contains(&stale.0),
+            "{stale:?}: {}",
+            self.description()
+        );
     }
 
     async fn compare(&self) {
         let max_token = self.real.max_token(&self.resource).await.unwrap();
-        assert_eq!(max_token, self.max_token(), "{}", self.told());
+        assert_eq!(max_token, self.max_token(), "{}", self.description());
         let n = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
         let n = self.real.database().number(&n).await;
-        assert_eq!(n, number(self.state.committed.data), "{}", self.told());
+        assert_eq!(
+            n,
+            number(self.state.committed.data),
+            "{}",
+            self.description()
+        );
     }
 
     async fn take(&mut self, step: Step, after: &State) {
         match step {
             // After a failover, the old epochs are stale.
-            Step::Grant(_) if after.history > 0 => {
+            Step::Grant(_) if after.timeline > 0 => {
                 fence_failover::hand_out(self.real.database(), &self.resource).await;
             }
             Step::AnswerGrant(who) => {
@@ -236,17 +245,17 @@ impl<'a, R: Real> Trace<'a, R> {
                     .real
                     .announce(&self.resource, self.token_of(after, who), who);
                 let expected = after.holder(who).stage != Stage::Superseded;
-                assert_eq!(announced.await, expected, "{}", self.told());
+                assert_eq!(announced.await, expected, "{}", self.description());
             }
             Step::AdmitRead(who) => self.admit_read(who, after).await,
             Step::Read(who) => self.take_read(who, after).await,
             Step::CommitRead(who) => match self.reads.remove(&who).unwrap() {
                 FencedRead::Request(mut reader) => {
                     let answered = Event::Answered(StatusCode::OK);
-                    assert_eq!(reader.go_on().await, answered, "{}", self.told());
+                    assert_eq!(reader.go_on().await, answered, "{}", self.description());
                 }
                 FencedRead::Transaction(open) => {
-                    assert!(self.real.commit(open).await, "{}", self.told());
+                    assert!(self.real.commit(open).await, "{}", self.description());
                 }
             },
             Step::EndRead(who) => {
@@ -275,23 +284,27 @@ impl<'a, R: Real> Trace<'a, R> {
                 let expected = after.attempt(who, request) == Attempt::Admitted;
                 match admitted.await {
                     Ok(open) => {
-                        assert!(expected, "{}", self.told());
+                        assert!(expected, "{}", self.description());
                         self.open.insert(key, open);
                     }
                     Err(stale) => {
-                        assert!(!expected, "{}", self.told());
-                        self.is_dead(token, stale, after);
+                        assert!(!expected, "{}", self.description());
+                        self.is_refusal(token, stale, after);
                     }
                 }
             }
             Step::Write(who, request) if !self.is_single(who, request) => {
                 let sql = self.statement(who, request);
                 let open = self.open.get_mut(&(who, request)).unwrap();
-                assert!(self.real.execute(open, &sql).await, "{}", self.told());
+                assert!(
+                    self.real.execute(open, &sql).await,
+                    "{}",
+                    self.description()
+                );
             }
             Step::Commit(who, request) if !self.is_single(who, request) => {
                 let open = self.open.remove(&(who, request)).unwrap();
-                assert!(self.real.commit(open).await, "{}", self.told());
+                assert!(self.real.commit(open).await, "{}", self.description());
             }
             Step::SwallowError(who, request) => {
                 let open = self.open.get_mut(&(who, request)).unwrap();
@@ -304,13 +317,13 @@ impl<'a, R: Real> Trace<'a, R> {
             }
             Step::CommitAborted(who, request) => {
                 let open = self.open.remove(&(who, request)).unwrap();
-                assert!(!self.real.commit(open).await, "{}", self.told());
+                assert!(!self.real.commit(open).await, "{}", self.description());
             }
             Step::CommitFails(who, request) if has_sessions::<R::DB>() => {
                 let mut open = self.open.remove(&(who, request)).unwrap();
                 let session = self.real.number(&mut open, SESSION).await;
                 end_sessions(self.real.database(), &format!("pid = {session}")).await;
-                assert!(!self.real.commit(open).await, "{}", self.told());
+                assert!(!self.real.commit(open).await, "{}", self.description());
             }
             Step::Crash if has_sessions::<R::DB>() => self.end_all().await,
             Step::FallBehind => {
@@ -348,7 +361,7 @@ impl<'a, R: Real> Trace<'a, R> {
                 let token = self.token_of(after, who);
                 let raised = self.real.raise(&self.resource, token).await;
                 let expected = token > real_token(after.committed.row.max_token);
-                assert_eq!(raised.is_ok(), expected, "{}", self.told());
+                assert_eq!(raised.is_ok(), expected, "{}", self.description());
             }
             // The other steps do not reach the database.
             _ => {}
@@ -366,17 +379,17 @@ impl<'a, R: Real> Trace<'a, R> {
         if let Some((_, waiting)) = self.single.take() {
             // The waiting session is terminated first. Otherwise it could lock the row.
             end_sessions(db, WAITING).await;
-            assert_eq!(waiting.await.unwrap(), None, "{}", self.told());
+            assert_eq!(waiting.await.unwrap(), None, "{}", self.description());
         }
         end_sessions(db, IN_TRANSACTION).await;
         for open in std::mem::take(&mut self.open).into_values() {
-            assert!(!self.real.commit(open).await, "{}", self.told());
+            assert!(!self.real.commit(open).await, "{}", self.description());
         }
         for read in std::mem::take(&mut self.reads).into_values() {
             match read {
                 FencedRead::Request(reader) => reader.cancel().await,
                 FencedRead::Transaction(open) => {
-                    assert!(!self.real.commit(open).await, "{}", self.told());
+                    assert!(!self.real.commit(open).await, "{}", self.description());
                 }
             }
         }
@@ -384,20 +397,24 @@ impl<'a, R: Real> Trace<'a, R> {
 
     /// Moves the row to the new timeline with a request whose token was valid before the failover.
     async fn catch_up(&mut self, after: &State) {
-        let dead = i64::from(MOVE - 1);
+        let stale_token = i64::from(MOVE - 1);
         if !R::IS_CRATE || self.random.random() {
             let key = (Who::Stranger, Request::Again);
-            let admitted = self.real.admit(key, &self.resource, dead, self.token_use());
+            let admitted = self
+                .real
+                .admit(key, &self.resource, stale_token, self.token_use());
             match admitted.await {
-                Ok(_) => panic!("{}", self.told()),
-                Err(stale) => self.is_dead(dead, stale, after),
+                Ok(_) => panic!("{}", self.description()),
+                Err(stale) => self.is_refusal(stale_token, stale, after),
             }
             if !R::IS_CRATE {
                 fence_failover::catch_up(self.real.database(), &self.resource).await;
             }
         } else {
-            let announced = self.real.announce(&self.resource, dead, Who::Stranger);
-            assert!(!announced.await, "{}", self.told());
+            let announced = self
+                .real
+                .announce(&self.resource, stale_token, Who::Stranger);
+            assert!(!announced.await, "{}", self.description());
         }
     }
 
@@ -412,11 +429,11 @@ impl<'a, R: Real> Trace<'a, R> {
             let db = self.real.database();
             let (reader, event) = Reader::admit(db, &self.resource, token, reads_by).await;
             if expected {
-                assert_eq!(event, Event::Called, "{}", self.told());
+                assert_eq!(event, Event::Called, "{}", self.description());
                 self.reads.insert(who, FencedRead::Request(reader));
             } else {
                 let refused = Event::Answered(StatusCode::PRECONDITION_FAILED);
-                assert_eq!(event, refused, "{}", self.told());
+                assert_eq!(event, refused, "{}", self.description());
             }
             return;
         }
@@ -424,12 +441,12 @@ impl<'a, R: Real> Trace<'a, R> {
         let admitted = self.real.admit(key, &self.resource, token, token_use);
         match admitted.await {
             Ok(open) => {
-                assert!(expected, "{}", self.told());
+                assert!(expected, "{}", self.description());
                 self.reads.insert(who, FencedRead::Transaction(open));
             }
             Err(stale) => {
-                assert!(!expected, "{}", self.told());
-                self.is_dead(token, stale, after);
+                assert!(!expected, "{}", self.description());
+                self.is_refusal(token, stale, after);
             }
         }
     }
@@ -442,11 +459,11 @@ impl<'a, R: Real> Trace<'a, R> {
             Some(FencedRead::Transaction(open)) => self.real.number(open, &sql).await,
             Some(FencedRead::Request(reader)) => {
                 let event = reader.go_on().await;
-                assert_eq!(event, Event::HasRead(expected), "{}", self.told());
+                assert_eq!(event, Event::HasRead(expected), "{}", self.description());
                 return;
             }
         };
-        assert_eq!(n, expected, "{}", self.told());
+        assert_eq!(n, expected, "{}", self.description());
     }
 
     /// Disconnects the client of the read, or rolls its transaction back.
@@ -505,7 +522,7 @@ impl<'a, R: Real> Trace<'a, R> {
     }
 
     /// Describes the executed steps, for the message of a failure.
-    fn told(&self) -> String {
+    fn description(&self) -> String {
         let holders = self.state.holders.iter();
         let verdicts: Vec<[Verdict; 2]> = holders.map(|one| one.verdicts).collect();
         format!("{}: {:#?}\n{verdicts:?}", self.resource, self.taken)

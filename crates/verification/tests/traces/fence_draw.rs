@@ -35,7 +35,7 @@ impl<R: Real> Trace<'_, R> {
             }
             // On SQLite, a failed statement does not abort the transaction.
             Step::SwallowError(..) => !on_sqlite,
-            // If a statement waits, a crash could come before or after its turn. The order is
+            // If a statement waits, a crash could occur before or after the statement. The order is
             // deterministic only in a database with sessions, which are terminated one by one.
             Step::Crash => !waits || has_sessions::<R::DB>(),
             _ => true,

@@ -9,14 +9,14 @@ use tower_fence::{
 use crate::support::database::{Fresh, TestDatabase};
 
 /// The last token of epoch 1,001: the highest stale token after one failover in epoch 1.
-pub const DEAD: i64 = 1_001_999_999_999;
+pub const HIGHEST_STALE: i64 = 1_001_999_999_999;
 
 /// Returns the real token for a token of the model. A failover moves the tokens of the model up by
 /// `moved`, and real tokens by 1,000 epochs.
 pub fn real_token(token: u8, moved: u8) -> i64 {
     match token.checked_sub(moved) {
         None => token.into(),
-        Some(above) => DEAD + i64::from(above),
+        Some(above) => HIGHEST_STALE + i64::from(above),
     }
 }
 

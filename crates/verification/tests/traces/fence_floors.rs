@@ -21,7 +21,7 @@ use tower_fence_model::{
 use super::{
     drawn::Drawn,
     fence::has_sessions,
-    fence_failover::{self, DEAD, Standby},
+    fence_failover::{self, HIGHEST_STALE, Standby},
     fence_floors_real::{Idle, Partition, real_token},
     fence_real::{Crate, Functions, Key, Real},
     sessions::{IN_TRANSACTION, end_sessions},
@@ -223,7 +223,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             Step::Update(who) => self.take_update(who, before).await,
             Step::Commit(who) => {
                 let open = self.open.remove(&who).unwrap();
-                assert!(self.real.commit(open).await, "{}", self.told());
+                assert!(self.real.commit(open).await, "{}", self.description());
             }
             Step::RollBack(who) => {
                 let open = self.open.remove(&who).unwrap();
@@ -235,13 +235,13 @@ impl<'a, R: Partition> Trace<'a, R> {
                     self.real
                         .admit(STRANGER, name, real_token(FORGED), TokenUse::SingleUse);
                 if let Ok(open) = admitted.await {
-                    assert!(self.real.commit(open).await, "{}", self.told());
+                    assert!(self.real.commit(open).await, "{}", self.description());
                 }
             }
             Step::Ask => self.take_removal(before).await,
             Step::CommitRemoval => {
                 let open = self.removal.take().unwrap();
-                assert!(self.real.commit(open).await, "{}", self.told());
+                assert!(self.real.commit(open).await, "{}", self.description());
             }
             Step::RollBackRemoval => {
                 let open = self.removal.take().unwrap();
@@ -270,7 +270,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             end_sessions(self.real.database(), IN_TRANSACTION).await;
         }
         for open in open {
-            assert!(!self.real.commit(open).await, "{}", self.told());
+            assert!(!self.real.commit(open).await, "{}", self.description());
         }
     }
 
@@ -282,9 +282,11 @@ impl<'a, R: Partition> Trace<'a, R> {
             &self.names[self.random.random_range(0..2)],
         );
         if self.random.random() {
-            let dead = i64::from(MOVE - 1);
-            let admitted = self.real.admit(STRANGER, name, dead, TokenUse::SingleUse);
-            assert!(admitted.await.is_err(), "{}", self.told());
+            let stale_token = i64::from(MOVE - 1);
+            let admitted = self
+                .real
+                .admit(STRANGER, name, stale_token, TokenUse::SingleUse);
+            assert!(admitted.await.is_err(), "{}", self.description());
             // If a function returns an error, its move to the new timeline is rolled back.
             if !R::IS_CRATE {
                 fence_failover::catch_up(db, name).await;
@@ -329,10 +331,10 @@ impl<'a, R: Partition> Trace<'a, R> {
         let expected = after.outcome != Some(Outcome::Refused);
         match begun {
             Ok(open) => {
-                assert!(expected, "{}", self.told());
+                assert!(expected, "{}", self.description());
                 self.open.extend(open.map(|open| (who, open)));
             }
-            Err(stale) => assert!(!expected, "{stale:?}: {}", self.told()),
+            Err(stale) => assert!(!expected, "{stale:?}: {}", self.description()),
         }
     }
 
@@ -364,7 +366,12 @@ impl<'a, R: Partition> Trace<'a, R> {
                 lowest,
             })
             .await;
-        assert_eq!(removed, u64::from(remove.is_some()), "{}", self.told());
+        assert_eq!(
+            removed,
+            u64::from(remove.is_some()),
+            "{}",
+            self.description()
+        );
         self.removed += removed;
         match open {
             Some(open) if remove.is_none() => {
@@ -393,21 +400,31 @@ impl<'a, R: Partition> Trace<'a, R> {
                 rows,
                 i64::from(expected.is_some()),
                 "{name}: {}",
-                self.told()
+                self.description()
             );
             // A row with the old timeline is moved to the new one when it is used.
             let found = match self.is_behind(name).await {
-                true => found.map(|found| found.max(DEAD)),
+                true => found.map(|found| found.max(HIGHEST_STALE)),
                 false => found,
             };
-            assert_eq!(found, expected.map(real_token), "{name}: {}", self.told());
+            assert_eq!(
+                found,
+                expected.map(real_token),
+                "{name}: {}",
+                self.description()
+            );
         }
         let floor = format!(
             "SELECT floor FROM tower_fence.floors WHERE partition = {}",
             self.partition
         );
         let floor = db.number(&tables::sql::<R::DB>(&floor)).await;
-        assert_eq!(floor, real_token(self.state.floor), "{}", self.told());
+        assert_eq!(
+            floor,
+            real_token(self.state.floor),
+            "{}",
+            self.description()
+        );
     }
 
     async fn age(&self, by: &str) {
@@ -432,7 +449,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         self.real.database().execute(&sql).await;
     }
 
-    fn told(&self) -> String {
+    fn description(&self) -> String {
         let removal: Removal = self.state.removal;
         format!(
             "partition {}: {:?}\n{removal:?}",

@@ -17,7 +17,7 @@ use sqlx::{Postgres, Sqlite, pool::PoolConnection};
 use tower_fence::{FenceLayer, Idempotency, PathParam, Resource, TokenUse};
 use tower_fence_model::{
     Model,
-    fence::keys::{Attempt, Body as Meaning, DEAD, Keys, Request, State, Step},
+    fence::keys::{Attempt, Body as Meaning, HIGHEST_STALE, Keys, Request, State, Step},
 };
 
 use super::{
@@ -42,12 +42,12 @@ const TOKEN: i64 = 1;
 const NEWER: i64 = 2;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_postgres_answers_under_keys_as_the_model_does() {
+async fn layer_on_postgres_matches_the_model_of_keys() {
     take_traces::<Postgres>(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_sqlite_answers_under_keys_as_the_model_does() {
+async fn layer_on_sqlite_matches_the_model_of_keys() {
     // SQLite has no sessions that can be lost.
     take_traces::<Sqlite>(&["CommitFails"]).await;
 }
@@ -97,7 +97,7 @@ struct Trace<'a, DB: TestDatabase> {
     /// The state that a failover would leave.
     standby: Option<Standby>,
     /// Whether a process may have cached that the token is stale.
-    was_dead: bool,
+    was_stale: bool,
     /// The request that waits for the key.
     waiting: Option<Request>,
     /// The number of requests that waited for the key.
@@ -142,7 +142,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             calls: HashMap::new(),
             gate: None,
             standby: None,
-            was_dead: false,
+            was_stale: false,
             waiting: None,
             waited: 0,
         }
@@ -167,7 +167,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             if let Some(waiting) = self.waiting
                 && !self.possible(&self.state).contains(&Step::Claim(waiting))
             {
-                assert!(self.calls[&waiting].is_silent(), "{}", self.told());
+                assert!(self.calls[&waiting].is_silent(), "{}", self.description());
             }
             self.is_refused_under_another_key().await;
             self.compare().await;
@@ -179,16 +179,16 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     /// refused. The process then has cached the refusal, and must still replay the response under
     /// the first key.
     async fn is_refused_under_another_key(&mut self) {
-        let is_dead = TOKEN <= self.state.max_token.into();
-        self.was_dead |= is_dead;
-        if is_dead && self.waiting.is_none() && !self.state.attempts.into_iter().any(has_key) {
+        let is_stale = TOKEN <= self.state.max_token.into();
+        self.was_stale |= is_stale;
+        if is_stale && self.waiting.is_none() && !self.state.attempts.into_iter().any(has_key) {
             let post = self.post(Request::First, "another");
             let mut call = Call::send(self.services[0].clone(), post);
             let Event::Answered(answer) = call.next().await else {
-                panic!("{}", self.told());
+                panic!("{}", self.description());
             };
             let expected = StatusCode::PRECONDITION_FAILED;
-            assert_eq!(answer.status, expected, "{}", self.told());
+            assert_eq!(answer.status, expected, "{}", self.description());
         }
     }
 
@@ -208,8 +208,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             match step {
                 Step::Claim(_) => {
                     draws.push(Draw::Steps(self.whole(step)));
-                    // A stale request does not wait for the row. If the database has not noticed a
-                    // failover yet, the request first moves the tokens up.
+                    // A stale request does not wait for the row. If the database has not yet
+                    // detected a failover, the request first moves the tokens up.
                     let waits = TOKEN > self.state.max_token.into() && !self.state.is_behind;
                     if has_sessions && waits {
                         draws.push(Draw::Steps(vec![step]));
@@ -225,7 +225,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 Step::CommitFails(_) if !has_sessions => {}
                 // On SQLite, the raise would wait for the waiting request.
                 Step::Fail(_) if !has_sessions && self.waiting.is_some() => {}
-                // Chance would decide whether the waiting request has its turn first.
+                // It would depend on chance whether the waiting request proceeds first.
                 Step::Crash | Step::FailOver if self.waiting.is_some() => {}
                 _ => draws.push(Draw::Steps(vec![step])),
             }
@@ -309,7 +309,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 }
                 // The request may have been refused from the cache, and then has not moved the
                 // tokens up in the database.
-                if self.was_dead && steps.contains(&Step::CatchUp) {
+                if self.was_stale && steps.contains(&Step::CatchUp) {
                     fence_failover::catch_up(self.db, &self.name).await;
                 }
             }
@@ -327,7 +327,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             }
             Step::Commit(request) => {
                 let answer = self.succeed(request, before).await;
-                assert_eq!(answer.status, StatusCode::CREATED, "{}", self.told());
+                assert_eq!(answer.status, StatusCode::CREATED, "{}", self.description());
                 assert!(!answer.is_replay);
             }
             Step::CommitUnheard(request) => drop(self.succeed(request, before).await),
@@ -340,7 +340,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             Step::Fail(request) => {
                 let status = StatusCode::CONFLICT;
                 let answer = self.call(request).answer(status, "").await;
-                assert_eq!(answer.status, status, "{}", self.told());
+                assert_eq!(answer.status, status, "{}", self.description());
             }
             Step::GoAway(request) => self.calls.remove(&request).unwrap().cancel(),
             Step::NewerWrites => {
@@ -375,16 +375,16 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             Step::CatchUp => fence_failover::catch_up(self.db, &self.name).await,
             // A sent request has not reached the database yet.
             Step::Send(_) => {}
-            Step::Record(_) => unreachable!("a record is a part of the write"),
+            Step::Record(_) => unreachable!("a record is part of the write"),
         }
     }
 
     /// Waits until a request waits for the row.
     async fn waits_for_row(&mut self, request: Request) {
-        let (db, told) = (self.db, self.told());
+        let (db, description) = (self.db, self.description());
         tokio::select! {
             () = sessions_wait(db, 1) => {}
-            event = self.call(request).next() => panic!("{event:?}: {told}"),
+            event = self.call(request).next() => panic!("{event:?}: {description}"),
         }
     }
 
@@ -392,21 +392,31 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     async fn goes_on(&mut self, request: Request, before: &State) {
         let event = self.call(request).next().await;
         if self.state.attempts[request as usize] == Attempt::Admitted {
-            assert_eq!(event, Event::Called, "{}", self.told());
+            assert_eq!(event, Event::Called, "{}", self.description());
             return;
         }
         let Event::Answered(answer) = event else {
-            panic!("{event:?}: {}", self.told());
+            panic!("{event:?}: {}", self.description());
         };
         let expected = match before.record {
             Some(record) if record.body == request.body() => StatusCode::CREATED,
             Some(_) => StatusCode::UNPROCESSABLE_ENTITY,
             None => StatusCode::PRECONDITION_FAILED,
         };
-        assert_eq!(answer.status, expected, "{answer:?}: {}", self.told());
+        assert_eq!(
+            answer.status,
+            expected,
+            "{answer:?}: {}",
+            self.description()
+        );
         if expected == StatusCode::CREATED {
             let stored = before.record.and_then(|record| record.answer).unwrap();
-            assert_eq!(answer.text, text(request.body(), stored), "{}", self.told());
+            assert_eq!(
+                answer.text,
+                text(request.body(), stored),
+                "{}",
+                self.description()
+            );
             assert!(answer.is_replay);
         }
     }
@@ -414,7 +424,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     /// Makes the handler answer with a success.
     async fn succeed(&mut self, request: Request, before: &State) -> Answer {
         let Attempt::Written(n) = before.attempts[request as usize] else {
-            unreachable!("it was written");
+            unreachable!("the request has written");
         };
         let text = text(request.body(), n);
         self.call(request).answer(StatusCode::CREATED, &text).await
@@ -481,7 +491,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             };
             match event {
                 Event::Answered(answer) if answer.status.is_server_error() => {}
-                other => panic!("{other:?}: {}", self.told()),
+                other => panic!("{other:?}: {}", self.description()),
             }
         }
     }
@@ -490,15 +500,15 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         let (name, state) = (&self.name, &self.state);
         let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
         let n = self.db.number(&n).await;
-        assert_eq!(n, i64::from(state.count()), "{}", self.told());
+        assert_eq!(n, i64::from(state.count()), "{}", self.description());
         let max_token =
             format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
         let max_token = self.db.number(&tables::sql::<DB>(&max_token)).await;
         let expected = match state.max_token {
-            DEAD => fence_failover::DEAD,
+            HIGHEST_STALE => fence_failover::HIGHEST_STALE,
             token => token.into(),
         };
-        assert_eq!(max_token, expected, "{}", self.told());
+        assert_eq!(max_token, expected, "{}", self.description());
         // The number is ten times the number of valid records, plus the number of valid records
         // with this response.
         let stored = state.record.map_or(String::new(), |record| {
@@ -515,14 +525,14 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         );
         let expected = if state.record.is_some() { 11 } else { 0 };
         let records = self.db.number(&tables::sql::<DB>(&records)).await;
-        assert_eq!(records, expected, "{}", self.told());
+        assert_eq!(records, expected, "{}", self.description());
     }
 
     fn call(&mut self, request: Request) -> &mut Call {
         self.calls.get_mut(&request).unwrap()
     }
 
-    fn told(&self) -> String {
+    fn description(&self) -> String {
         format!("{}: {:?}", self.name, self.taken)
     }
 }

@@ -52,13 +52,13 @@ impl Reader {
         reads_by: ReadsBy,
     ) -> (Self, Event) {
         let (said, events) = unbounded_channel();
-        let (go, told) = unbounded_channel();
+        let (go, permits) = unbounded_channel();
         let handler = Handler {
             pool: db.pool.clone(),
             sku: resource.clone(),
             reads_by,
             said,
-            told: Arc::new(Mutex::new(told)),
+            permits: Arc::new(Mutex::new(permits)),
         };
         let app: Router = Router::new()
             .route("/{sku}", get(move |tx: FencedTx<DB>| handler.read(tx)))
@@ -101,21 +101,21 @@ struct Handler<DB: TestDatabase> {
     sku: Resource,
     reads_by: ReadsBy,
     said: UnboundedSender<Event>,
-    told: Arc<Mutex<UnboundedReceiver<()>>>,
+    permits: Arc<Mutex<UnboundedReceiver<()>>>,
 }
 
 impl<DB: TestDatabase> Handler<DB> {
     async fn read(self, mut tx: FencedTx<DB>) {
-        let mut told = self.told.lock().await;
+        let mut permits = self.permits.lock().await;
         self.said.send(Event::Called).unwrap();
-        told.recv().await;
+        permits.recv().await;
         let sql = format!("SELECT n FROM stock WHERE sku = '{}'", self.sku);
         let n = match self.reads_by {
             ReadsBy::ItsTransaction => DB::number(&mut tx, &sql).await,
             ReadsBy::Pool => DB::number(&mut self.pool.acquire().await.unwrap(), &sql).await,
         };
         self.said.send(Event::HasRead(n.unwrap())).unwrap();
-        told.recv().await;
+        permits.recv().await;
     }
 }
 
@@ -126,7 +126,7 @@ impl<DB: TestDatabase> Clone for Handler<DB> {
             sku: self.sku.clone(),
             reads_by: self.reads_by,
             said: self.said.clone(),
-            told: Arc::clone(&self.told),
+            permits: Arc::clone(&self.permits),
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::support::{
 const TRACES: u64 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_postgres_takes_several_rows_as_the_model_does() {
+async fn layer_on_postgres_matches_the_model_of_several_resources() {
     let db = Postgres::fresh(4).await;
     let mut pools = vec![];
     for _ in Who::ALL {
@@ -50,7 +50,7 @@ async fn the_layer_on_postgres_takes_several_rows_as_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_sqlite_takes_several_rows_as_the_model_does() {
+async fn layer_on_sqlite_matches_the_model_of_several_resources() {
     let db = Sqlite::fresh(4).await;
     let pools = vec![db.pool.clone(); Who::ALL.len()];
     take_traces(&db, &pools).await;
@@ -260,9 +260,14 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 self.kept = None;
                 let event = self.call(who).next().await;
                 let Event::Answered(answer) = event else {
-                    panic!("{event:?}: {}", self.told());
+                    panic!("{event:?}: {}", self.description());
                 };
-                assert_eq!(answer.status, StatusCode::CONFLICT, "{}", self.told());
+                assert_eq!(
+                    answer.status,
+                    StatusCode::CONFLICT,
+                    "{}",
+                    self.description()
+                );
             }
             Step::Admit(..) => unreachable!("{before:?}"),
         }
@@ -284,7 +289,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
 
     async fn answers(&mut self, who: Who, status: StatusCode) {
         let answer = self.call(who).answer(status, "").await;
-        assert_eq!(answer.status, status, "{answer:?}: {}", self.told());
+        assert_eq!(answer.status, status, "{answer:?}: {}", self.description());
     }
 
     /// Ends the session of a request, and makes its handler fail. The raise waits for another
@@ -296,7 +301,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         let mut next: BoxFuture<_> = pool.acquire().boxed();
         assert!((&mut next).now_or_never().is_none());
         end_sessions(self.db, &format!("pid = {session}")).await;
-        self.calls[&who].tell_to_answer(StatusCode::CONFLICT, "");
+        self.calls[&who].order_answer(StatusCode::CONFLICT, "");
         self.kept = Some(next.await.unwrap());
         self.failed_late += 1;
     }
@@ -315,14 +320,14 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             }
             if waiters.contains(&who) {
                 self.waited += usize::from(before.attempts[who as usize] == Attempt::None);
-                assert!(self.calls[&who].is_silent(), "{}", self.told());
+                assert!(self.calls[&who].is_silent(), "{}", self.description());
                 continue;
             }
             match (attempt, self.call(who).next().await) {
                 (Attempt::Admitting(..), Event::Called) => {}
                 (Attempt::Over, Event::Answered(answer))
                     if answer.status == StatusCode::PRECONDITION_FAILED => {}
-                (_, other) => panic!("{other:?}: {}", self.told()),
+                (_, other) => panic!("{other:?}: {}", self.description()),
             }
         }
         if DB::ABORTS_ON_ERROR {
@@ -341,7 +346,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 self.state.amounts[place].into(),
                 self.state.max_token[place].into(),
             );
-            assert_eq!(found, expected, "{name}: {}", self.told());
+            assert_eq!(found, expected, "{name}: {}", self.description());
         }
     }
 
@@ -349,7 +354,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         self.calls.get_mut(&who).unwrap()
     }
 
-    fn told(&self) -> String {
+    fn description(&self) -> String {
         format!("{}: {:?}", self.names[0], self.taken)
     }
 }

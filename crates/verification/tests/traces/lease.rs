@@ -17,7 +17,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{LONG, sku},
-    redis::{CLOCK, LEASE, RedisServer, dump, restore},
+    redis::{COUNTER, LEASE, RedisServer, dump, restore},
 };
 
 const STEPS: usize = 30;
@@ -109,7 +109,7 @@ impl Real {
                 }
                 return None;
             }
-            Step::LeaseRunsOut { resource, .. } => {
+            Step::LeaseExpires { resource, .. } => {
                 self.redis.command(&["DEL", LEASES[resource]]).await;
                 return None;
             }
@@ -136,8 +136,8 @@ impl Real {
             Loss::RedisRestartsFromAnOldFile | Loss::KeysAreCopiedBack => {
                 std::mem::take(&mut self.saved)
             }
-            Loss::ClockIsEvicted => {
-                self.redis.command(&["DEL", CLOCK]).await;
+            Loss::CounterIsEvicted => {
+                self.redis.command(&["DEL", COUNTER]).await;
                 return;
             }
             Loss::IssuerRestarts(issuer) => {
@@ -166,7 +166,7 @@ impl Real {
 
     async fn keys(&self) -> Vec<(String, Vec<u8>)> {
         let mut there = vec![];
-        for key in [CLOCK, LEASES[0], LEASES[1]] {
+        for key in [COUNTER, LEASES[0], LEASES[1]] {
             if self.redis.command(&["EXISTS", key]).await == redis::Value::Int(1) {
                 there.push(key);
             }
@@ -175,19 +175,19 @@ impl Real {
     }
 
     async fn seen(&self) -> Seen {
-        let fields = ["HMGET", CLOCK, "history", "epoch", "n"];
+        let fields = ["HMGET", COUNTER, "history", "epoch", "n"];
         let fields: Vec<Option<String>> =
             redis::from_redis_value(self.redis.command(&fields).await).unwrap();
         let info = self.redis.info("INFO replication").await;
         let number = |text: &String| text.parse::<i64>().unwrap();
-        let clock = fields[1].as_ref().map(|epoch| {
-            let history = fields[0].as_ref().unwrap();
-            let is_own = info.contains(&format!("master_replid:{history}"));
+        let counter = fields[1].as_ref().map(|epoch| {
+            let replication_id = fields[0].as_ref().unwrap();
+            let is_own = info.contains(&format!("master_replid:{replication_id}"));
             (number(epoch), fields[2].as_ref().map(number), is_own)
         });
         let leases = [self.stamp(LEASES[0]).await, self.stamp(LEASES[1]).await];
         let epoch = "SELECT coalesce(max(epoch), 0) FROM tower_fence_epochs";
-        (self.db.number(epoch).await, clock, leases)
+        (self.db.number(epoch).await, counter, leases)
     }
 
     async fn stamp(&self, key: &str) -> Option<Vec<i64>> {
@@ -205,9 +205,9 @@ const LEASES: [&str; 2] = [LEASE, APART[1]];
 /// Returns the state that the model expects.
 fn expected(state: &State) -> Seen {
     let server = &state.servers[0];
-    let clock = server.keys.clock.as_ref().map(|clock| {
-        let is_own = clock.history == server.history;
-        (i64::from(clock.epoch), clock.n.map(i64::from), is_own)
+    let counter = server.keys.counter.as_ref().map(|counter| {
+        let is_own = counter.replication_id == server.replication_id;
+        (i64::from(counter.epoch), counter.n.map(i64::from), is_own)
     });
     let leases = server.keys.leases.each_ref().map(|lease| {
         let lease = lease.as_ref()?;
@@ -215,7 +215,7 @@ fn expected(state: &State) -> Seen {
         let counted = i64::from(epoch) * Epoch::SIZE + i64::from(n);
         Some(vec![token(lease.token), counted])
     });
-    (i64::from(state.databases[0].epoch), clock, leases)
+    (i64::from(state.databases[0].epoch), counter, leases)
 }
 
 /// Returns the token with which the model answers a call.
@@ -296,7 +296,7 @@ async fn walk(seed: u64, losses: &'static [Loss], drawn: &mut Drawn) {
 async fn store_that_loses_its_keys_matches_the_model() {
     const LOSSES: &[Loss] = &[
         Loss::RedisIsFlushed,
-        Loss::ClockIsEvicted,
+        Loss::CounterIsEvicted,
         Loss::KeysAreCopiedBack,
         Loss::IssuerRestarts(0),
         Loss::IssuerRestarts(1),

@@ -20,7 +20,7 @@ use super::drawn::Drawn;
 use crate::support::{
     database::{Fresh, TestDatabase},
     lease::{LONG, sku},
-    redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
+    redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
 };
 
 const STEPS: usize = 30;
@@ -83,13 +83,13 @@ impl<L: LeaseAdmin> Real<L> {
                     Err(error) => panic!("{error:?}"),
                 }
             }
-            Step::LeaseRunsOut { .. } => {
+            Step::LeaseExpires { .. } => {
                 assert!(self.issuers[0].break_lease(&sku(), None).await.unwrap());
                 return Answer::Nothing;
             }
             Step::Writes(holder) => {
                 let Holder::Holds(held) = state.holders[holder.0] else {
-                    unreachable!("it holds a lease")
+                    unreachable!("the holder has a lease")
                 };
                 return Answer::Admitted(self.write(held.token).await);
             }
@@ -168,9 +168,9 @@ const BOUNDS: Bounds = Bounds {
 /// Whether Redis can execute a step as the model does. A snapshot must contain a token counter. A
 /// new epoch begins at the first grant, not at a restart.
 fn can_be(state: &State, step: &Step) -> bool {
-    let has_granted = !state.servers[0].clock.is_multiple_of(EPOCH);
-    let needs_clock = matches!(step, Step::RedisIsSaved | Step::Lose(Loss::RedisRestarts));
-    has_granted || !needs_clock
+    let has_granted = !state.servers[0].counter.is_multiple_of(EPOCH);
+    let needs_counter = matches!(step, Step::RedisIsSaved | Step::Lose(Loss::RedisRestarts));
+    has_granted || !needs_counter
 }
 
 /// Takes a step in the model. After the keys are restored, all issuers restart, because an issuer
@@ -289,7 +289,7 @@ async fn announced_leases_match_the_model_despite_losses_of_redis() {
             let restarted = match step {
                 Step::RedisIsSaved => {
                     let held = real.issuers[0].inspect(&sku()).await.unwrap();
-                    let keys = [CLOCK, LEASE];
+                    let keys = [COUNTER, LEASE];
                     *saved = dump(&redis, &keys[..1 + usize::from(held.is_some())]).await;
                     return;
                 }

@@ -17,7 +17,7 @@ mod fence_real;
 mod fence_several;
 mod lease;
 mod lease_announced;
-mod line;
+mod queue;
 mod quorum;
 mod quorum_nodes;
 mod sessions;

@@ -74,7 +74,7 @@ impl fmt::Debug for Kind<'_> {
             Step::AskAhead(..) => "AskAhead",
             Step::Renew(..) => "Renew",
             Step::Release(..) => "Release",
-            Step::Look(..) => "Look",
+            Step::ReadKey(..) => "ReadKey",
             Step::End(..) => "End",
             Step::Expire(..) => "Expire",
             Step::Evict(..) => "Evict",

@@ -1,5 +1,5 @@
-//! Real nodes of a quorum, which execute the steps of the model with the scripts of the crate.
-//! Their replies and the resulting keys are compared with the model.
+//! Real nodes of a quorum, which execute the steps of the model with the scripts of the crate. The
+//! test compares their replies and the resulting keys with the model.
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -47,14 +47,14 @@ impl Names {
 
     fn real(&self, model: u8) -> &str {
         let known = self.0.iter().find(|(_, other)| *other == model);
-        &known.expect("it was answered before").0
+        &known.expect("an earlier reply contained the id").0
     }
 }
 
 /// A node, and the mapping of its ids.
 struct Node {
     connection: MultiplexedConnection,
-    histories: Names,
+    replication_ids: Names,
     incarnations: Names,
     saved: Vec<(PathBuf, Vec<u8>)>,
     /// The leases that the breaks have read.
@@ -77,7 +77,7 @@ impl Nodes {
         for url in urls {
             nodes.push(Node {
                 connection: connect(url).await,
-                histories: Names::default(),
+                replication_ids: Names::default(),
                 incarnations: Names::default(),
                 saved: vec![],
                 found: HashMap::new(),
@@ -101,13 +101,13 @@ impl Nodes {
             let node = model.name.0 - 1;
             let info = self.command(node, &["INFO", "replication"]).await;
             let info: String = redis::from_redis_value(info).unwrap();
-            let (_, history) = info.split_once("master_replid:").unwrap();
-            let history = history.split_whitespace().next().unwrap();
+            let (_, replication_id) = info.split_once("master_replid:").unwrap();
+            let replication_id = replication_id.split_whitespace().next().unwrap();
             let [serial, epoch, n] = [counter.serial, counter.epoch, counter.n.unwrap_or(0)];
             let key = self.counter();
             let numbers = [serial, epoch, n].map(|number| number.to_string());
             let mut words = vec!["HSET", &key, "source", "the-source", "nodes", "a b c"];
-            words.extend(["history", history, "incarnation", "f00d"]);
+            words.extend(["history", replication_id, "incarnation", "f00d"]);
             words.extend([
                 "serial",
                 &numbers[0],
@@ -223,7 +223,7 @@ impl Nodes {
                 more.push(number(holder.token));
                 (place(at), 0, script!("release.lua"), id(lease), more)
             }
-            Step::Look(_, _, at) => (place(at), 0, script!("read.lua"), String::new(), vec![]),
+            Step::ReadKey(_, _, at) => (place(at), 0, script!("read.lua"), String::new(), vec![]),
             Step::End(ended, _, at) => {
                 let found = self.nodes[place(at)].found[&ended].clone();
                 (place(at), 0, script!("end.lua"), String::new(), vec![found])
@@ -244,7 +244,7 @@ impl Nodes {
         words.extend(more.iter().map(String::as_str));
         let said = self.command(node, &words).await;
         let said: Vec<String> = redis::from_redis_value(said).unwrap();
-        if let (Step::Look(ended, lease, _), Answer::Found(key)) = (step, answer)
+        if let (Step::ReadKey(ended, lease, _), Answer::Found(key)) = (step, answer)
             && key.lease == lease
         {
             self.nodes[node].found.insert(ended, said[1].clone());
@@ -302,11 +302,11 @@ impl Nodes {
     /// Returns whether the state of all nodes is the same as in the model.
     pub async fn are_as(&mut self, state: &State) -> bool {
         let (counter, leases) = (self.counter(), [self.lease(0), self.lease(1)]);
-        let looks = self
+        let snapshots = self
             .nodes
             .iter_mut()
-            .map(|node| node.look(&counter, &leases));
-        let found = join_all(looks).await;
+            .map(|node| node.read_all(&counter, &leases));
+        let found = join_all(snapshots).await;
         state.nodes.iter().all(|model| {
             let place = model.name.0 - 1;
             let (counter, leases) = &found[place];
@@ -349,7 +349,7 @@ type Values = Vec<Option<String>>;
 
 impl Node {
     /// Reads the token counter and the leases.
-    async fn look(&mut self, counter: &str, leases: &[String]) -> (Values, Values) {
+    async fn read_all(&mut self, counter: &str, leases: &[String]) -> (Values, Values) {
         let fields = ["history", "incarnation", "serial", "epoch", "n"];
         let mut both = redis::pipe();
         both.cmd("HMGET").arg(counter).arg(&fields);
@@ -358,17 +358,17 @@ impl Node {
     }
 
     fn stamp(&self, stamp: Stamp) -> [String; 3] {
-        let [history, incarnation] = self.counter((stamp.history, stamp.incarnation));
-        [history, incarnation, stamp.serial.to_string()]
+        let [replication_id, incarnation] = self.counter((stamp.replication_id, stamp.incarnation));
+        [replication_id, incarnation, stamp.serial.to_string()]
     }
 
     /// Returns the replication id and the incarnation of a counter.
-    fn counter(&self, (history, incarnation): (u8, u8)) -> [String; 2] {
-        let (history, incarnation) = (
-            self.histories.real(history),
+    fn counter(&self, (replication_id, incarnation): (u8, u8)) -> [String; 2] {
+        let (replication_id, incarnation) = (
+            self.replication_ids.real(replication_id),
             self.incarnations.real(incarnation),
         );
-        [history, incarnation].map(str::to_owned)
+        [replication_id, incarnation].map(str::to_owned)
     }
 
     fn says(&mut self, answer: Answer, said: &[&str]) -> bool {
@@ -384,7 +384,7 @@ impl Node {
                 Answer::Taken(taken),
                 [
                     answer,
-                    history,
+                    replication_id,
                     incarnation,
                     serial,
                     counters,
@@ -394,7 +394,7 @@ impl Node {
                     token,
                 ],
             ) => {
-                let stamp = [*history, *incarnation, *serial];
+                let stamp = [*replication_id, *incarnation, *serial];
                 *answer == if taken.is_sealed { "sealed" } else { "taken" }
                     && self.is_stamp(&stamp, taken.stamp)
                     && self.incarnations.agree(counters, taken.incarnation)
@@ -433,13 +433,17 @@ impl Node {
             (
                 Some(model),
                 [
-                    Some(history),
+                    Some(replication_id),
                     Some(incarnation),
                     Some(serial),
                     Some(epoch),
                     n,
                 ],
-            ) => self.is_counter(model, [history, incarnation, serial, epoch], n.as_deref()),
+            ) => self.is_counter(
+                model,
+                [replication_id, incarnation, serial, epoch],
+                n.as_deref(),
+            ),
             _ => false,
         };
         is_counter
@@ -451,11 +455,11 @@ impl Node {
     }
 
     fn is_counter(&mut self, model: &Counter, real: [&str; 4], n: Option<&str>) -> bool {
-        let [history, incarnation, serial, epoch] = real;
+        let [replication_id, incarnation, serial, epoch] = real;
         self.is_stamp(
-            &[history, incarnation, serial],
+            &[replication_id, incarnation, serial],
             Stamp {
-                history: model.history,
+                replication_id: model.replication_id,
                 incarnation: model.incarnation,
                 serial: model.serial,
             },
@@ -469,7 +473,7 @@ impl Node {
             id,
             number,
             ticket,
-            history,
+            replication_id,
             incarnation,
             serial,
             token,
@@ -484,15 +488,16 @@ impl Node {
             && number == key.attempt.to_string()
             && ticket == key.ticket.to_string()
             && mark == if key.mark { "1" } else { "0" }
-            && self.is_stamp(&[history, incarnation, serial], key.stamp)
+            && self.is_stamp(&[replication_id, incarnation, serial], key.stamp)
             && token == digits(key.token)
     }
 
     fn is_stamp(&mut self, real: &[&str], model: Stamp) -> bool {
-        let [history, incarnation, serial] = real else {
+        let [replication_id, incarnation, serial] = real else {
             return false;
         };
-        self.histories.agree(history, model.history)
+        self.replication_ids
+            .agree(replication_id, model.replication_id)
             && self.incarnations.agree(incarnation, model.incarnation)
             && *serial == model.serial.to_string()
     }

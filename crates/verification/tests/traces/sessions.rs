@@ -1,4 +1,4 @@
-//! Functions that wait for sessions of a Postgres database, and end them.
+//! Functions that end sessions of a Postgres database, or wait for them.
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -20,8 +20,8 @@ pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
     let mut conn = db.pool.acquire().await.unwrap();
     let ended = OTHERS.replace("count(*)", "count(pg_terminate_backend(pid))");
     let ended = DB::number(&mut conn, &format!("{ended} {which}")).await;
-    assert!(ended.unwrap() > 0, "there is none");
-    eventually("the sessions are gone", async || {
+    assert!(ended.unwrap() > 0, "no session satisfies the condition");
+    eventually("the sessions have ended", async || {
         let left = DB::number(&mut conn, &format!("{OTHERS} {which}")).await;
         left.unwrap() == 0
     })
@@ -31,7 +31,7 @@ pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
 /// Waits until this number of sessions waits for a lock.
 pub async fn sessions_wait<DB: TestDatabase>(db: &Fresh<DB>, count: usize) {
     let count = i64::try_from(count).unwrap();
-    eventually("they wait for rows", async || {
+    eventually("the requests wait for rows", async || {
         db.number(&format!("{OTHERS} {WAITING}")).await == count
     })
     .await;

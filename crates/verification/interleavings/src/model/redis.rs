@@ -1,8 +1,8 @@
 //! A model of `redis` for the queue of waiters, with a simplified implementation of each script in
 //! its server.
 //!
-//! Its leases do not expire. The scheduler may delay a published message for any time. A connection
-//! may be cut, and then loses the messages that it has not received yet.
+//! The leases of the model do not expire. The scheduler may delay a published message for any time.
+//! A connection may be cut, and then loses the messages that it has not received yet.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -76,9 +76,9 @@ pub struct Asked {
 }
 
 #[derive(Default)]
-pub struct Line {
+pub struct State {
     pub lease: Option<Asked>,
-    pub line: VecDeque<Asked>,
+    pub queue: VecDeque<Asked>,
     pub tokens: i64,
     connections: u64,
     listeners: Vec<Listening>,
@@ -92,11 +92,11 @@ struct Listening {
 
 /// The server. Clones refer to the same server.
 #[derive(Clone, Default)]
-pub struct Redis(Arc<Mutex<Line>>);
+pub struct Redis(Arc<Mutex<State>>);
 
 impl Redis {
     /// Runs a script. The caller may leave before the script runs or afterwards.
-    pub async fn run<T>(&self, script: impl FnOnce(&mut Line) -> T) -> T {
+    pub async fn run<T>(&self, script: impl FnOnce(&mut State) -> T) -> T {
         pause().await;
         let answer = script(&mut self.0.lock().unwrap());
         pause().await;
@@ -105,10 +105,10 @@ impl Redis {
 
     /// Opens a connection that may listen.
     pub async fn connect(&self, pushes: mpsc::UnboundedSender<PushInfo>) -> u64 {
-        self.run(|line| {
-            line.connections += 1;
-            let connection = line.connections;
-            line.listeners.push(Listening {
+        self.run(|state| {
+            state.connections += 1;
+            let connection = state.connections;
+            state.listeners.push(Listening {
                 connection,
                 channels: BTreeSet::new(),
                 pushes,
@@ -119,8 +119,8 @@ impl Redis {
     }
 
     pub async fn subscribe(&self, connection: u64, channels: [String; 2]) -> RedisResult<()> {
-        self.run(|line| {
-            let mut listeners = line.listeners.iter_mut();
+        self.run(|state| {
+            let mut listeners = state.listeners.iter_mut();
             let listener = listeners.find(|listener| listener.connection == connection);
             let cut = || RedisError("the connection is cut".to_owned());
             listener.ok_or_else(cut)?.channels.extend(channels);
@@ -131,9 +131,9 @@ impl Redis {
 
     pub fn disconnect(&self, connection: u64) {
         step();
-        let mut line = self.0.lock().unwrap();
+        let mut state = self.0.lock().unwrap();
         let is_other = |listener: &Listening| listener.connection != connection;
-        line.listeners.retain(is_other);
+        state.listeners.retain(is_other);
     }
 
     /// Cuts all listening connections.
@@ -150,19 +150,19 @@ impl Redis {
     }
 }
 
-impl Line {
+impl State {
     pub fn is_waiting(&self, id: &str) -> bool {
-        self.line.iter().any(|one| one.id == id)
+        self.queue.iter().any(|one| one.id == id)
     }
 
     pub fn leave(&mut self, id: &str) {
-        self.line.retain(|one| one.id != id);
+        self.queue.retain(|one| one.id != id);
     }
 
     /// Removes the lease, and grants the resource to the first waiter whose issuer listens.
     pub fn end(&mut self) {
         self.lease = None;
-        while let Some(first) = self.line.pop_front() {
+        while let Some(first) = self.queue.pop_front() {
             if self.publish(&first.channel, &format!("{} the-lease", first.ticket)) > 0 {
                 self.tokens += 1;
                 self.lease = Some(first);

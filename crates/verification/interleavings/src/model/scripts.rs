@@ -5,7 +5,7 @@ pub mod scripts {
     use std::time::Duration;
 
     use super::{
-        super::redis::{Asked, Line, Redis},
+        super::redis::{Asked, Redis, State},
         server::Server,
     };
     use crate::{
@@ -76,30 +76,30 @@ pub mod scripts {
                 ticket: ask.ticket,
                 channel,
             };
-            let script = |line: &mut Line| {
-                if line.lease.is_none() {
-                    line.end();
+            let script = |state: &mut State| {
+                if state.lease.is_none() {
+                    state.end();
                 }
-                match &line.lease {
+                match &state.lease {
                     None => {
-                        line.tokens += 1;
-                        line.lease = Some(asked);
-                        return granted(line.tokens);
+                        state.tokens += 1;
+                        state.lease = Some(asked);
+                        return granted(state.tokens);
                     }
                     Some(held) if held.id == asked.id => {
-                        line.leave(&asked.id);
-                        return granted(line.tokens);
+                        state.leave(&asked.id);
+                        return granted(state.tokens);
                     }
                     Some(_) => {}
                 }
                 if !waits {
-                    line.leave(&asked.id);
+                    state.leave(&asked.id);
                     return Reply::Held { left: FOR_EVER };
                 }
-                let joined = !line.is_waiting(&asked.id);
-                match line.line.iter_mut().find(|one| one.id == asked.id) {
+                let joined = !state.is_waiting(&asked.id);
+                match state.queue.iter_mut().find(|one| one.id == asked.id) {
                     Some(place) => *place = asked,
-                    None => line.line.push_back(asked),
+                    None => state.queue.push_back(asked),
                 }
                 Reply::Queued {
                     left: FOR_EVER,
@@ -119,19 +119,19 @@ pub mod scripts {
         }
 
         pub async fn end(&self, _: &Resource, end: &End, _: Seen<'_>) -> Result<Reply, LeaseError> {
-            let script = |line: &mut Line| {
+            let script = |state: &mut State| {
                 let is_it = |one: &Asked| match end {
                     End::Release(lease) => one.id == lease.stored(),
                     End::Abandon { ticket, .. } => one.ticket == *ticket,
                     End::Break(_) => false,
                 };
                 if matches!(end, End::Abandon { .. }) {
-                    line.line.retain(|one| !is_it(one));
+                    state.queue.retain(|one| !is_it(one));
                 }
-                if !line.lease.as_ref().is_some_and(is_it) {
+                if !state.lease.as_ref().is_some_and(is_it) {
                     return Reply::Lost;
                 }
-                line.end();
+                state.end();
                 Reply::Ended
             };
             Ok(self.redis.run(script).await)
@@ -148,12 +148,12 @@ pub mod scripts {
         }
 
         pub async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-            let script = |line: &mut Line| {
-                line.lease.as_ref().map(|_| Held {
-                    token: Token::new(line.tokens).unwrap(),
+            let script = |state: &mut State| {
+                state.lease.as_ref().map(|_| Held {
+                    token: Token::new(state.tokens).unwrap(),
                     owner: None,
                     ttl: FOR_EVER,
-                    waiters: line.line.len() as u64,
+                    waiters: state.queue.len() as u64,
                     granted_at: None,
                 })
             };

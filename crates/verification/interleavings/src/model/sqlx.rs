@@ -256,9 +256,9 @@ impl Inner {
         step();
         let idle = self.state().idle.pop();
         if let Some(number) = idle {
-            // The connection may have returned to the pool after the caller found none there. The
-            // caller cannot prevent this. If it did not have to wait, a dropped acquisition
-            // therefore does not close the connection.
+            // The caller had found no idle connection, and this one may have returned to the pool
+            // since. The caller cannot prevent this race. If the caller did not have to wait, the
+            // model therefore does not close the connection of a dropped acquisition.
             let tested = Tested(self, (!had_to_wait).then_some(number));
             sleep(Duration::from_micros(100)).await;
             std::mem::forget(tested);

@@ -45,7 +45,7 @@ impl<DB> Transaction<DB> {
     }
 
     pub async fn commit(self) {
-        let fate = self.fate.clone().expect("it is open");
+        let fate = self.fate.clone().expect("the transaction is open");
         fate.commits.fetch_add(1, SeqCst);
         sleep(Duration::from_millis(1)).await;
     }

@@ -108,12 +108,12 @@ pub async fn answered_grants_were_announced() {
         let (leases, fence, id) = (leases.clone(), fence.clone(), id.clone());
         async move {
             let resource = resource();
-            let ask = async |renews: bool, anew: bool| -> Result<Lease, LeaseError> {
+            let ask = async |renews: bool, takes_new_token: bool| -> Result<Lease, LeaseError> {
                 if !renews {
                     let request = Acquire::new(FOR_EVER).lease_id(id.clone());
                     return leases.acquire(&resource, request).await;
                 }
-                let renew = match anew {
+                let renew = match takes_new_token {
                     true => Renew::new(FOR_EVER).with_new_token(),
                     false => Renew::new(FOR_EVER),
                 };
@@ -121,8 +121,8 @@ pub async fn answered_grants_were_announced() {
             };
             for _ in 0..2 {
                 sleep(some_ms([0, 1, 3])).await;
-                let (renews, anew) = (by_chance(), by_chance());
-                let asked = ask(renews, anew);
+                let (renews, takes_new_token) = (by_chance(), by_chance());
+                let asked = ask(renews, takes_new_token);
                 let answered = match n {
                     0 => {
                         fence.forged();

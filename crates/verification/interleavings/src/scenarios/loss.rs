@@ -47,9 +47,9 @@ pub async fn all_watchers_report_the_same_loss() {
         header,
         Bounds::default(),
     ));
-    let told = Arc::<Mutex<Vec<String>>>::default();
+    let losses = Arc::<Mutex<Vec<String>>>::default();
     let all_tasks = tasks(6, |n| {
-        let (held, told) = (held.clone(), told.clone());
+        let (held, losses) = (held.clone(), losses.clone());
         async move {
             let resource = held.resource.clone();
             let loss = match n {
@@ -77,13 +77,13 @@ pub async fn all_watchers_report_the_same_loss() {
                 _ if ends_by_time => held.clone().wait_for_loss().await,
                 _ => held.lose(Loss::GivenUp { resource }),
             };
-            told.lock().unwrap().push(loss.to_string());
+            losses.lock().unwrap().push(loss.to_string());
             assert!(held.lost().is_some(), "a lost lease is held again");
         }
     });
     all(all_tasks).await;
-    let told = told.lock().unwrap();
-    assert!(told.iter().all(|loss| *loss == told[0]), "{told:?}");
-    assert_eq!(metrics::HELD.get(), 0.0, "counted once");
+    let losses = losses.lock().unwrap();
+    assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
+    assert_eq!(metrics::HELD.get(), 0.0, "the loss is counted once");
     assert!(metrics::COUNTED.get() <= 1);
 }

@@ -3,12 +3,12 @@
 pub mod announced;
 pub mod direct;
 pub mod flight;
-pub mod line;
 pub mod loss;
 pub mod memory;
 pub mod queue;
 pub mod reuse;
 pub mod slot;
+pub mod waiters;
 
 use std::time::Duration;
 

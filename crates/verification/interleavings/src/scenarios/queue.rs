@@ -36,7 +36,10 @@ pub async fn one_at_a_time() {
             };
             assert!(permit.is_some() || !stays);
             if permit.is_some() {
-                assert!(!inside.swap(true, SeqCst), "two at a time");
+                assert!(
+                    !inside.swap(true, SeqCst),
+                    "two writes run at the same time"
+                );
                 sleep(some_ms([0, 1, 3])).await;
                 inside.store(false, SeqCst);
             }

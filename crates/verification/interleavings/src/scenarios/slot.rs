@@ -77,7 +77,7 @@ pub async fn answer_stays_true() {
                 }
                 // The outcome of the commit is unknown.
                 Place::Committing => None,
-                _ => panic!("it was admitted"),
+                _ => panic!("the transaction was admitted"),
             }
         }
     });

@@ -25,7 +25,7 @@ pub(super) enum Begins {
     Empty,
     /// Each partition has an epoch. The issuers have cached its row.
     Begun,
-    /// Like `Begun`, in an etcd that was restored once.
+    /// Like `Begun`, in a cluster that was restored once.
     AfterRestore,
 }
 
@@ -217,7 +217,7 @@ impl Bounds {
                 .first_is_granted()
                 .restores_the_beginning(1),
             Rule::ReleaseUnmoved => Self::of(&[A, MOVE_A, RELEASE_A]).gives_up(),
-            Rule::NotFoundLooks | Rule::MoveRevokes => Self::of(&[A, MOVE_A_AT_SECOND, RELEASE_A]),
+            Rule::NotFoundReads | Rule::MoveRevokes => Self::of(&[A, MOVE_A_AT_SECOND, RELEASE_A]),
         }
     }
 }

@@ -35,7 +35,7 @@ impl Etcd {
 
     /// Reads the key, for a renewal or a release whose issuer does not have the etcd lease in
     /// memory.
-    pub(super) fn look(&self, state: &mut State, place: usize, request: &Request) {
+    pub(super) fn read_key(&self, state: &mut State, place: usize, request: &Request) {
         if state.requests[place].stage == Stage::New {
             state.requests[place].before = self.before(state, request);
         }
@@ -71,7 +71,7 @@ impl Etcd {
             }
         } else if is_cached {
             state.issuers[request.issuer].etcd_leases[lease] = None;
-            state.requests[place].stage = Stage::Looks;
+            state.requests[place].stage = Stage::ReadsKey;
         } else {
             state.requests[place].stage = Stage::Over;
         }
@@ -89,8 +89,8 @@ impl Etcd {
             }
         };
         let existed = self.revoke(state, place, etcd_lease);
-        if !existed && self.rules.has(Rule::NotFoundLooks) {
-            state.requests[place].stage = Stage::Looks;
+        if !existed && self.rules.has(Rule::NotFoundReads) {
+            state.requests[place].stage = Stage::ReadsKey;
             return Some(());
         }
         let key = state.etcd.keys[request.resource];

@@ -6,7 +6,7 @@ use super::{
     state::Needs,
 };
 
-/// The log and the revision, as a member reports them.
+/// The length of the log and the revision, as a member reports them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Status {
     log: i8,
@@ -22,7 +22,7 @@ impl Status {
     }
 
     fn lead_over(self, revision: u8) -> i8 {
-        self.log - i8::try_from(revision).expect("revisions are few")
+        self.log - i8::try_from(revision).expect("there are few revisions")
     }
 }
 

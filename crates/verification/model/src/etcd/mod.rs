@@ -26,7 +26,7 @@ pub use self::{
     step::{Of, Step},
 };
 
-/// An etcd, two issuers, and the database that grants epochs.
+/// An etcd cluster, two issuers, and the database that grants epochs.
 #[derive(Clone, Debug)]
 pub struct Etcd {
     rules: Rules,
@@ -75,7 +75,9 @@ impl Model for Etcd {
         if self.bounds.first_is_granted {
             let of = Of(0, self.bounds.requests[0]);
             for step in [Step::LeaseGrant(of), Step::Txn(of), Step::Status(of)] {
-                state = self.step(&state, step).expect("nothing is in the way");
+                state = self
+                    .step(&state, step)
+                    .expect("the first request can be granted");
             }
         }
         state.saved = Some(state.etcd).filter(|_| self.bounds.is_saved);

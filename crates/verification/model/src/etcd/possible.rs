@@ -15,15 +15,15 @@ impl Etcd {
         let Of(place, request) = of;
         let progress = &state.requests[place];
         let issuer = &state.issuers[request.issuer];
-        let remembers = issuer.etcd_leases[usize::from(request.lease)].is_some();
+        let is_cached = issuer.etcd_leases[usize::from(request.lease)].is_some();
         let acquires = matches!(request.kind, Kind::Acquire | Kind::Move);
         match progress.stage {
             Stage::New if !self.may_begin(state, place) => {}
             Stage::New => steps.push(match request.kind {
                 Kind::Acquire | Kind::Move => Step::LeaseGrant(of),
-                Kind::Renew if remembers => Step::KeepAlive(of),
-                Kind::Release if remembers => Step::Revoke(of),
-                Kind::Renew | Kind::Release => Step::Look(of),
+                Kind::Renew if is_cached => Step::KeepAlive(of),
+                Kind::Release if is_cached => Step::Revoke(of),
+                Kind::Renew | Kind::Release => Step::ReadKey(of),
             }),
             Stage::Ready(_) => {
                 let is_ahead = !self.rules.has(Rule::StatusAfter) && !progress.is_checked;
@@ -51,7 +51,7 @@ impl Etcd {
                 _ => Step::KeepAlive(of),
             }),
             Stage::Alive(_) => steps.push(Step::Txn(of)),
-            Stage::Looks => steps.push(Step::Look(of)),
+            Stage::ReadsKey => steps.push(Step::ReadKey(of)),
             Stage::Done | Stage::Over => {}
         }
         if acquires && self.bounds.gives_up && progress.stage.is_under_way() {
@@ -111,7 +111,7 @@ impl Etcd {
     }
 
     /// Whether many leases of the second partition can be granted and released. An issuer checks
-    /// each grant, so any earlier restore must have been noticed.
+    /// each grant, so the issuer must have detected any earlier restore.
     fn may_grow(&self, state: &State) -> bool {
         if !self.rules.has(Rule::FewEtcdLeases) {
             return true;

@@ -52,7 +52,7 @@ pub enum Rule {
     Checked,
     /// The lead is read after the transaction.
     StatusAfter,
-    /// The log and the revision of a lead are from one status.
+    /// The length of the log and the revision of a lead are from one status.
     LeadOfStatus,
     /// Few etcd leases are created before etcd is checked for a restore.
     FewEtcdLeases,
@@ -76,7 +76,7 @@ pub enum Rule {
     /// The release of a moved key does not use its earlier etcd lease.
     ReleaseUnmoved,
     /// A release that finds no etcd lease reads the key.
-    NotFoundLooks,
+    NotFoundReads,
     /// The etcd lease from which a key was moved is revoked.
     MoveRevokes,
 }
@@ -102,7 +102,7 @@ impl Rule {
         Self::RenewalChecked,
         Self::RenewalCounts,
         Self::ReleaseUnmoved,
-        Self::NotFoundLooks,
+        Self::NotFoundReads,
         Self::MoveRevokes,
     ];
 
@@ -141,7 +141,7 @@ impl fmt::Display for Rule {
             Self::ReleaseUnmoved => {
                 "a process removes an etcd lease from memory before it moves the key"
             }
-            Self::NotFoundLooks => "a release that finds no etcd lease reads the key",
+            Self::NotFoundReads => "a release that finds no etcd lease reads the key",
             Self::MoveRevokes => {
                 "a request that moves a lease is answered after the old etcd lease is revoked"
             }

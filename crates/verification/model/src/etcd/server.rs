@@ -102,7 +102,7 @@ pub struct Server {
 const RESTORED_LOG: i8 = 1;
 
 impl Server {
-    /// Returns an etcd that other programs have used, and that has no key of the store.
+    /// Returns a cluster that other programs have used, and that has no key of the store.
     pub const fn empty() -> Self {
         Self {
             revision: 10,
@@ -148,7 +148,7 @@ impl Server {
 
     /// Returns the cluster that is restored from this snapshot.
     pub fn restored(self) -> Self {
-        let revision = i8::try_from(self.revision).expect("revisions are few");
+        let revision = i8::try_from(self.revision).expect("there are few revisions");
         Self {
             lead: RESTORED_LOG - revision,
             ..self
@@ -157,7 +157,7 @@ impl Server {
 
     /// Returns the length of the log.
     pub fn log(&self) -> i8 {
-        self.lead + i8::try_from(self.revision).expect("revisions are few")
+        self.lead + i8::try_from(self.revision).expect("there are few revisions")
     }
 
     pub fn has_lease(&self, id: u8) -> bool {

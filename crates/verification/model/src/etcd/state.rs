@@ -101,7 +101,7 @@ pub enum Stage {
     /// The etcd lease was kept alive.
     Alive(u8),
     /// The etcd lease did not exist. The key is read next.
-    Looks,
+    ReadsKey,
     /// The request was answered: granted, renewed or released.
     Done,
     /// The request was refused, or has given up.

@@ -58,7 +58,7 @@ impl Etcd {
                 self.revoke(&mut next, place, old);
                 self.answer(&mut next, place, &request, token);
             }
-            Step::Look(Of(place, request)) => self.look(&mut next, place, &request),
+            Step::ReadKey(Of(place, request)) => self.read_key(&mut next, place, &request),
             Step::KeepAlive(Of(place, request)) => self.keep_alive(&mut next, place, &request)?,
             Step::Revoke(Of(place, request)) => self.release(&mut next, place, &request)?,
             Step::GiveUp(Of(place, request)) => self.give_up(&mut next, place, &request),
@@ -144,7 +144,7 @@ impl Etcd {
     /// Returns the id of the etcd lease of a request.
     pub(super) fn etcd_lease(&self, place: usize) -> u8 {
         match self.rules.has(Rule::EtcdLeaseOfAttempt) {
-            true => u8::try_from(place).expect("requests are few"),
+            true => u8::try_from(place).expect("there are few requests"),
             false => self.bounds.requests[place].lease,
         }
     }

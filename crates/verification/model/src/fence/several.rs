@@ -70,7 +70,7 @@ pub enum Attempt {
     /// The request is in progress: the number of rows that it has read, and the rows that it has
     /// locked.
     Admitting(usize, [bool; 2]),
-    /// Its transaction is rolled back. The fence is raised before the answer.
+    /// The transaction of the request is rolled back. The fence is raised before the answer.
     Failing,
     Over,
 }
@@ -242,10 +242,10 @@ impl Model for Several {
                 state.attempts[who as usize] = Attempt::Over;
                 let late =
                     |resource: &Resource| before.max_token[*resource as usize] >= who.token();
-                let too_late = who.resources().iter().any(late);
+                let any_late = who.resources().iter().any(late);
                 for resource in who.resources() {
                     let place = *resource as usize;
-                    if !too_late || self.follows(Rule::EachIsRaised) {
+                    if !any_late || self.follows(Rule::EachIsRaised) {
                         state.max_token[place] = before.max_token[place].max(who.token() - 1);
                     }
                     state.answered[place] = before.answered[place].max(who.token());

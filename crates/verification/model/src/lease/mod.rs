@@ -2,8 +2,8 @@
 //!
 //! There are three models. In [`losses`], the lease store and the database lose data, and the
 //! promises concern only the tokens of the store. In [`last_word`], the store may grant any token,
-//! and the fence decides which tokens it admits. In [`line`], clients wait for a lease.
+//! and the fence decides which tokens it admits. In [`queue`], clients wait for a lease.
 
 pub mod last_word;
-pub mod line;
 pub mod losses;
+pub mod queue;

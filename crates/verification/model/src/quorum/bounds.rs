@@ -27,7 +27,7 @@ pub struct Bounds {
     /// Whether a client may give up before it is granted a token, and clean up.
     pub(super) gives_up: bool,
     /// Whether all clients are one process, which keeps the highest count of the nodes in memory.
-    pub(super) remembers: bool,
+    pub(super) caches_count: bool,
     /// The maximum number of events of each limited kind.
     pub(super) most: Spent,
 }
@@ -53,7 +53,7 @@ impl Bounds {
             reach: 3,
             expires_from: 0,
             gives_up: false,
-            remembers: false,
+            caches_count: false,
             most: Spent::default(),
         }
     }
@@ -101,8 +101,8 @@ impl Bounds {
         self
     }
 
-    fn remembers(mut self) -> Self {
-        self.remembers = true;
+    fn caches_count(mut self) -> Self {
+        self.caches_count = true;
         self
     }
 
@@ -212,8 +212,8 @@ impl Bounds {
             Rule::LateAnswers => Self::of(&[A, B, C]).late_takes(1),
             Rule::StampBesideAttempt | Rule::SealWhereCounted => Self::of(&[A, B]).late_takes(1),
             Rule::StampBesideLeaseId | Rule::StoredOnMajority => Self::of(&[A, A2, B]),
-            Rule::HistoryWhenSealing => Self::of(&[A, B]).restarts(1, 1),
-            Rule::HistoryWhenTaking => Self::of(&[A, B]).restarts_from_the_beginning(1),
+            Rule::ReplicationIdWhenSealing => Self::of(&[A, B]).restarts(1, 1),
+            Rule::ReplicationIdWhenTaking => Self::of(&[A, B]).restarts_from_the_beginning(1),
             Rule::Incarnation => Self::of(&[A, B])
                 .evicts(1)
                 .late_takes(1)
@@ -223,14 +223,14 @@ impl Bounds {
             Rule::NumbersOfOneEpoch => Self::of(&[A.on_second_resource(), B, C])
                 .reaching(2)
                 .evicts(1),
-            Rule::BlankUnderNewHistory => Self::of(&[A, B, C])
+            Rule::BlankUnderNewReplicationId => Self::of(&[A, B, C])
                 .reaching(2)
                 .restarts_from_the_beginning(1),
             Rule::BlankIsUnknown => Self::of(&[A, B]).restarts(1, 0),
             Rule::EpochFromDatabase | Rule::EpochAskedNow => {
                 Self::of(&[A, B]).reaching(2).restarts(2, 0)
             }
-            Rule::HistoryWhenBeginning => Self::of(&[A, B, C])
+            Rule::ReplicationIdWhenBeginning => Self::of(&[A, B, C])
                 .reaching(2)
                 .restarts(1, 1)
                 .without_counters(),
@@ -238,7 +238,7 @@ impl Bounds {
                 .reaching(2)
                 .evicts(1)
                 .without_counters(),
-            Rule::HistoryOfStoredToken => Self::of(&[A, A2, B, C.on_second_resource()])
+            Rule::ReplicationIdOfStoredToken => Self::of(&[A, A2, B, C.on_second_resource()])
                 .first_is_granted()
                 .reaching(2)
                 .restarts_from_the_beginning(1),
@@ -250,7 +250,7 @@ impl Bounds {
             }
             Rule::NewerAttemptsOnly => Self::of(&[A, A2]).renews(&[0]),
             Rule::RenewalNamesToken => Self::of(&[A, B]).late_takes(2).renews(&[0]),
-            Rule::RenewalNeedsHistory => Self::of(&[A, B])
+            Rule::RenewalNeedsReplicationId => Self::of(&[A, B])
                 .first_is_granted()
                 .restarts_from_the_beginning(1)
                 .renews(&[0]),
@@ -260,7 +260,7 @@ impl Bounds {
                 .first_is_granted()
                 .reaching(2)
                 .late_takes(2),
-            Rule::NewTokenNeedsHistory => Self::of(&[A, A2.another_token(None), B])
+            Rule::NewTokenNeedsReplicationId => Self::of(&[A, A2.another_token(None), B])
                 .first_is_granted()
                 .reaching(2)
                 .restarts_from_the_beginning(1),
@@ -276,7 +276,7 @@ impl Bounds {
             Rule::CountOfMajority => Self::of(&[A, B.on_second_resource()])
                 .first_is_granted()
                 .renews(&[0, 0])
-                .remembers(),
+                .caches_count(),
         }
     }
 }

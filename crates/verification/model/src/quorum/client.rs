@@ -139,7 +139,7 @@ pub struct Choice {
     pub count: Token,
     /// Whether, before the request began, another lease had been granted a token above all tokens
     /// of this held lease.
-    pub(super) revives: bool,
+    pub(super) renews_superseded: bool,
     /// Whether a majority has the token already, so that the request returns it without a second
     /// trip.
     pub(super) is_stored: bool,
@@ -176,7 +176,7 @@ pub(super) fn choose(
         Next::Chooses(Choice {
             token,
             count: token,
-            revives: false,
+            renews_superseded: false,
             is_stored: true,
         })
     };
@@ -227,7 +227,7 @@ pub(super) fn choose(
     Next::Chooses(Choice {
         token,
         count,
-        revives: false,
+        renews_superseded: false,
         is_stored: false,
     })
 }

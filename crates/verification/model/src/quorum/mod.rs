@@ -108,7 +108,10 @@ impl Model for Quorum {
         vec![
             Property::always("no two leases have the same token", one_lease_a_token),
             Property::always("a later grant has a higher token", tokens_go_up),
-            Property::always("a superseded lease is not renewed", nothing_is_revived),
+            Property::always(
+                "a superseded lease is not renewed",
+                no_superseded_lease_is_renewed,
+            ),
             Property::always(
                 "only its own release removes a valid lease",
                 |_: &Self, state: &State| !state.ended_live,
@@ -173,12 +176,14 @@ fn tokens_go_up(_: &Quorum, state: &State) -> bool {
         })
 }
 
-fn nothing_is_revived(_: &Quorum, state: &State) -> bool {
+fn no_superseded_lease_is_renewed(_: &Quorum, state: &State) -> bool {
     let mut requests = state.requests.iter();
     let mut renewals = state.renewals.iter();
     requests.all(|request| {
-        let revives = request.choice.is_some_and(|choice| choice.revives);
-        !revives || request.granted.is_none()
+        let renews_superseded = request
+            .choice
+            .is_some_and(|choice| choice.renews_superseded);
+        !renews_superseded || request.granted.is_none()
     }) && renewals.all(|renewal| {
         let renewed = renewal.renewed.zip(renewal.before);
         renewed.is_none_or(|(token, before)| token.min(before.own) > before.others)

@@ -19,7 +19,8 @@ impl Quorum {
             let next = servers.find(|at| is_next(&state.nodes[at.node].asked[0]));
             next.expect("a node is left")
         };
-        let step = |state: &State, step| self.step(state, step).expect("nothing is lost yet").0;
+        let step =
+            |state: &State, step| self.step(state, step).expect("no node has lost data yet").0;
         for _ in places.clone() {
             let next = at(&state, |asked| !asked.ran);
             state = step(&state, Step::Take(of, next, false));
@@ -168,7 +169,7 @@ impl Quorum {
         for (n, lease) in self.bounds.breaks.iter().enumerate() {
             match node.found[n] {
                 Some(_) => steps.push(Step::End(n, *lease, at)),
-                None if self.is_answered(state, *lease) => steps.push(Step::Look(n, *lease, at)),
+                None if self.is_answered(state, *lease) => steps.push(Step::ReadKey(n, *lease, at)),
                 None => {}
             }
         }

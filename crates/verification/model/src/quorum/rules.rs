@@ -39,7 +39,7 @@ pub enum Rule {
     /// A seal compares the attempt in addition to the lease id.
     StampBesideLeaseId,
     /// A seal requires the replication id under which the key was taken.
-    HistoryWhenSealing,
+    ReplicationIdWhenSealing,
     /// A seal requires the incarnation of the counter.
     Incarnation,
     /// A seal is sent only to nodes whose counters were compared.
@@ -53,9 +53,9 @@ pub enum Rule {
     /// A token is above the highest counter of a majority.
     HighestOfMajority,
     /// A counter is valid only under the replication id under which it was written.
-    HistoryWhenTaking,
+    ReplicationIdWhenTaking,
     /// Under another replication id, a counter becomes blank with the next take.
-    BlankUnderNewHistory,
+    BlankUnderNewReplicationId,
     /// A blank counter means that the count is unknown, not that it is 0.
     BlankIsUnknown,
     /// An epoch comes from the database.
@@ -63,7 +63,7 @@ pub enum Rule {
     /// An epoch is not taken in advance.
     EpochAskedNow,
     /// An epoch begins only under the replication id for which it was taken.
-    HistoryWhenBeginning,
+    ReplicationIdWhenBeginning,
     /// An epoch begins only on the incarnation for which it was taken.
     IncarnationWhenBeginning,
     /// An epoch begins only above the epoch of the counter.
@@ -71,13 +71,13 @@ pub enum Rule {
     /// A stored token is returned again only if a majority has it.
     StoredOnMajority,
     /// A key keeps its token only under the replication id under which the token was sealed.
-    HistoryOfStoredToken,
+    ReplicationIdOfStoredToken,
     /// An older attempt of a lease is refused.
     NewerAttemptsOnly,
     /// A renewal names the token of the holder.
     RenewalNamesToken,
     /// A renewal requires the replication id under which the token was sealed.
-    RenewalNeedsHistory,
+    RenewalNeedsReplicationId,
     /// A renewal does not create a missing key.
     RenewalSetsNothing,
     /// A renewal never lowers the token of a key.
@@ -87,7 +87,7 @@ pub enum Rule {
     /// Another token is sealed only over the token of the holder.
     NewTokenNamesToken,
     /// A request for another token requires the replication id under which the token was sealed.
-    NewTokenNeedsHistory,
+    NewTokenNeedsReplicationId,
     /// A release names its grant, not only the lease id.
     ReleaseOfAttempt,
     /// A release does not remove a token above the released one.
@@ -123,22 +123,22 @@ pub(super) const ALL: &[Rule] = &[
     Rule::SealOnMajority,
     Rule::LeaseWhenSealing,
     Rule::StampBesideLeaseId,
-    Rule::HistoryWhenSealing,
+    Rule::ReplicationIdWhenSealing,
     Rule::OnlyRaises,
     Rule::HigherOfBoth,
     Rule::HighestOfMajority,
-    Rule::HistoryWhenTaking,
-    Rule::BlankUnderNewHistory,
+    Rule::ReplicationIdWhenTaking,
+    Rule::BlankUnderNewReplicationId,
     Rule::BlankIsUnknown,
     Rule::EpochFromDatabase,
     Rule::StoredOnMajority,
     Rule::NewerAttemptsOnly,
     Rule::RenewalNamesToken,
-    Rule::RenewalNeedsHistory,
+    Rule::RenewalNeedsReplicationId,
     Rule::RenewalSetsNothing,
     Rule::RepairRaises,
     Rule::NewTokenNamesToken,
-    Rule::NewTokenNeedsHistory,
+    Rule::NewTokenNeedsReplicationId,
     Rule::ReleaseOfAttempt,
     Rule::ReleaseOfToken,
     Rule::ReleaseOfMark,
@@ -180,7 +180,7 @@ impl fmt::Display for Rule {
             Self::LeaseWhenSealing => "a seal requires that the key still belongs to the lease",
             Self::StampBesideAttempt => "a seal compares the stamp, not only the attempt",
             Self::StampBesideLeaseId => "a seal compares the attempt, not only the lease id",
-            Self::HistoryWhenSealing => "a seal compares the replication id",
+            Self::ReplicationIdWhenSealing => "a seal compares the replication id",
             Self::Incarnation => "a seal compares the incarnation of the counter",
             Self::SealWhereCounted => "a seal is sent only to nodes whose counters were compared",
             Self::OnlyRaises => "a new token for a lease is above its stored token",
@@ -189,8 +189,10 @@ impl fmt::Display for Rule {
             Self::HighestOfMajority => {
                 "a token is above the highest counter of a majority, not only above one counter"
             }
-            Self::HistoryWhenTaking => "a counter is valid only under its replication id",
-            Self::BlankUnderNewHistory => "under another replication id, a counter becomes blank",
+            Self::ReplicationIdWhenTaking => "a counter is valid only under its replication id",
+            Self::BlankUnderNewReplicationId => {
+                "under another replication id, a counter becomes blank"
+            }
             Self::BlankIsUnknown => {
                 "a blank counter means that the count is unknown, not that it is 0"
             }
@@ -198,7 +200,7 @@ impl fmt::Display for Rule {
                 "a new epoch comes from the database, not from the highest known epoch"
             }
             Self::EpochAskedNow => "an epoch is taken when it is needed, not in advance",
-            Self::HistoryWhenBeginning => {
+            Self::ReplicationIdWhenBeginning => {
                 "an epoch begins only under the replication id for which it was taken"
             }
             Self::IncarnationWhenBeginning => {
@@ -208,7 +210,7 @@ impl fmt::Display for Rule {
             Self::StoredOnMajority => {
                 "a stored token is returned again only if a majority of the nodes has it"
             }
-            Self::HistoryOfStoredToken => {
+            Self::ReplicationIdOfStoredToken => {
                 "a stored token is returned again only under its replication id"
             }
             Self::NewerAttemptsOnly => {
@@ -217,14 +219,16 @@ impl fmt::Display for Rule {
             Self::RenewalNamesToken => {
                 "a renewal compares the token of the holder with that of the key"
             }
-            Self::RenewalNeedsHistory => "a renewal compares the replication id",
+            Self::RenewalNeedsReplicationId => "a renewal compares the replication id",
             Self::RenewalSetsNothing => "a renewal does not create a missing key",
             Self::RepairRaises => "a renewal never lowers the token of a key",
             Self::RepairRaisesCounter => "a renewal never lowers a counter",
             Self::NewTokenNamesToken => {
                 "a request for a new token compares the token, not only the lease id"
             }
-            Self::NewTokenNeedsHistory => "a request for a new token compares the replication id",
+            Self::NewTokenNeedsReplicationId => {
+                "a request for a new token compares the replication id"
+            }
             Self::ReleaseOfAttempt => "a release compares the grant, not only the lease id",
             Self::ReleaseOfToken => "a release compares the token, not only the attempt",
             Self::ReleaseOfMark => {

@@ -24,7 +24,7 @@ impl Token {
 /// The stamp that a server writes into a key when the key is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp {
-    pub history: u8,
+    pub replication_id: u8,
     pub incarnation: u8,
     pub serial: u8,
 }
@@ -33,7 +33,7 @@ pub struct Stamp {
 /// known epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counter {
-    pub history: u8,
+    pub replication_id: u8,
     pub incarnation: u8,
     pub serial: u8,
     pub epoch: u8,
@@ -122,7 +122,7 @@ pub enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Server {
     /// The replication id, which changes with each restart.
-    pub history: u8,
+    pub replication_id: u8,
     /// The last incarnation that was drawn. Each incarnation is drawn only once.
     drawn: u8,
     pub counter: Option<Counter>,
@@ -134,14 +134,14 @@ impl Server {
     /// Creates a server without a counter, or with a counter at the first token of the first epoch.
     pub(super) fn new(has_counted: bool) -> Self {
         let counter = Counter {
-            history: 0,
+            replication_id: 0,
             incarnation: 0,
             serial: 1,
             epoch: 1,
             n: Some(1),
         };
         Self {
-            history: 0,
+            replication_id: 0,
             drawn: 0,
             counter: has_counted.then_some(counter),
             keys: [None; 2],
@@ -150,7 +150,7 @@ impl Server {
 
     /// Restarts the server empty, or with the saved counter and keys.
     pub(super) fn restart(&mut self, saved: Option<Self>) {
-        self.history += 1;
+        self.replication_id += 1;
         self.counter = saved.and_then(|saved| saved.counter);
         self.keys = saved.map_or([None; 2], |saved| saved.keys);
     }
@@ -158,19 +158,19 @@ impl Server {
     /// Returns the promoted replica, which has all data of this server.
     pub(super) fn promoted(&self) -> Self {
         Self {
-            history: self.history + 100,
+            replication_id: self.replication_id + 100,
             drawn: self.drawn + 100,
             ..*self
         }
     }
 
     fn owns(&self, rules: Rules, counter: &Counter) -> bool {
-        counter.history == self.history || !rules.has(Rule::HistoryWhenTaking)
+        counter.replication_id == self.replication_id || !rules.has(Rule::ReplicationIdWhenTaking)
     }
 
     /// Whether the token of a key is valid.
     fn counts(&self, key: &Key) -> bool {
-        key.stamp.history == self.history
+        key.stamp.replication_id == self.replication_id
     }
 
     /// Returns the counter, if it has an epoch.
@@ -186,9 +186,9 @@ impl Server {
             self.drawn += 1;
             let kept = self
                 .counter
-                .filter(|_| !rules.has(Rule::BlankUnderNewHistory));
+                .filter(|_| !rules.has(Rule::BlankUnderNewReplicationId));
             Counter {
-                history: self.history,
+                replication_id: self.replication_id,
                 incarnation: self.drawn,
                 serial: 0,
                 epoch: self.counter.map_or(0, |counter| counter.epoch),
@@ -229,7 +229,7 @@ impl Server {
         let usable = self.usable(rules).is_some();
         self.own(rules);
         let taken = self.stamped(sender, mine);
-        let keeps = |key: &Key| self.counts(key) || !rules.has(Rule::HistoryOfStoredToken);
+        let keeps = |key: &Key| self.counts(key) || !rules.has(Rule::ReplicationIdOfStoredToken);
         let kept = mine.filter(keeps);
         let is_repeated = mine.is_some_and(|key| self.counts(&key) && sender.is(&key));
         let mark = kept.is_some_and(|key| key.mark && key.ticket == sender.ticket);
@@ -253,7 +253,7 @@ impl Server {
 
     /// Takes the key of a lease that has exactly this token, in a request for another token.
     pub(super) fn retake(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
-        let counts = |key: &Key| self.counts(key) || !rules.has(Rule::NewTokenNeedsHistory);
+        let counts = |key: &Key| self.counts(key) || !rules.has(Rule::NewTokenNeedsReplicationId);
         let key = self.keys[sender.resource];
         let mine = key.filter(|key| key.lease == sender.lease && counts(key));
         let Some(mine) = mine else {
@@ -280,19 +280,20 @@ impl Server {
     /// Returns the key of an attempt with its stamp. If the attempt has taken the key before, the
     /// stamp stays the same.
     fn stamped(&mut self, sender: Sender, before: Option<Key>) -> Key {
-        let history = self.history;
-        let again = before.filter(|key| key.stamp.history == history && sender.is(key));
+        let replication_id = self.replication_id;
+        let again =
+            before.filter(|key| key.stamp.replication_id == replication_id && sender.is(key));
         let stamp = match (again, &mut self.counter) {
             (Some(key), _) => key.stamp,
             (None, Some(counter)) => {
                 counter.serial += 1;
                 Stamp {
-                    history,
+                    replication_id,
                     incarnation: counter.incarnation,
                     serial: counter.serial,
                 }
             }
-            (None, None) => unreachable!("a script that takes owns its counter"),
+            (None, None) => unreachable!("a script that takes a key has a counter"),
         };
         Key {
             lease: sender.lease,
@@ -305,7 +306,9 @@ impl Server {
     }
 
     fn taken(&self, key: Key, usable: bool, is_sealed: bool) -> Taken {
-        let counter = self.counter.expect("it is owned");
+        let counter = self
+            .counter
+            .expect("a script that takes a key has a counter");
         let counted = match usable {
             true => counter.counted(),
             false => Token::new(counter.epoch, 0),
@@ -330,11 +333,11 @@ impl Server {
         (token, count): (Token, Token),
         replaced: Option<Token>,
     ) -> Answer {
-        let history = rules.has(Rule::HistoryWhenSealing);
+        let compares_id = rules.has(Rule::ReplicationIdWhenSealing);
         let incarnation = rules.has(Rule::Incarnation);
         let attempt = rules.has(Rule::StampBesideLeaseId);
         let is_stamp = |of_key: Stamp| {
-            of_key.history == stamp.history
+            of_key.replication_id == stamp.replication_id
                 && (of_key.incarnation == stamp.incarnation || !incarnation)
                 && of_key.serial == stamp.serial
         };
@@ -345,8 +348,8 @@ impl Server {
         };
         let is_taken = self.keys[sender.resource].is_some_and(|key| is_taken(&key));
         let own = |counter: &Counter| {
-            let is_own = self.owns(rules, counter) && self.history == stamp.history;
-            (is_own || !history) && (counter.incarnation == stamp.incarnation || !incarnation)
+            let is_own = self.owns(rules, counter) && self.replication_id == stamp.replication_id;
+            (is_own || !compares_id) && (counter.incarnation == stamp.incarnation || !incarnation)
         };
         let unknown = rules.has(Rule::BlankIsUnknown);
         let usable = |counter: &Counter| counter.n.is_some() || !unknown;
@@ -384,12 +387,12 @@ impl Server {
     pub(super) fn begin(
         &mut self,
         rules: Rules,
-        (history, incarnation): (u8, u8),
+        (replication_id, incarnation): (u8, u8),
         epoch: u8,
     ) -> Answer {
         let is_one = |counter: &&mut Counter| {
-            (counter.history == history && self.history == history
-                || !rules.has(Rule::HistoryWhenBeginning))
+            (counter.replication_id == replication_id && self.replication_id == replication_id
+                || !rules.has(Rule::ReplicationIdWhenBeginning))
                 && (counter.incarnation == incarnation
                     || !rules.has(Rule::IncarnationWhenBeginning))
         };
@@ -411,7 +414,7 @@ impl Server {
     pub(super) fn renew(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         if self.keys[sender.resource].is_none() && !rules.has(Rule::RenewalSetsNothing) {
             let stamp = Stamp {
-                history: self.history,
+                replication_id: self.replication_id,
                 incarnation: 0,
                 serial: 0,
             };
@@ -425,7 +428,8 @@ impl Server {
             });
         }
         let is_renewed = |key: &Key| {
-            key.lease == sender.lease && (self.counts(key) || !rules.has(Rule::RenewalNeedsHistory))
+            key.lease == sender.lease
+                && (self.counts(key) || !rules.has(Rule::RenewalNeedsReplicationId))
         };
         let usable = self.usable(rules);
         let Some(mut key) = self.keys[sender.resource].filter(is_renewed) else {
@@ -491,7 +495,7 @@ impl Server {
         self.end(sender.resource, is_left)
     }
 
-    pub(super) fn look(&self, resource: usize) -> Answer {
+    pub(super) fn read_key(&self, resource: usize) -> Answer {
         self.keys[resource].map_or(Answer::None, Answer::Found)
     }
 

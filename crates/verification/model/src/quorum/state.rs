@@ -60,8 +60,9 @@ pub struct Holder {
     pub ticket: u8,
 }
 
-/// The name of the node in a counterexample. The nodes are sorted after each step, and names are
-/// not compared, so states that differ only in the order of the nodes are equal.
+/// The name of the node in a counterexample. The nodes are sorted after each step, and the
+/// comparison of states ignores names, so states that differ only in the order of the nodes are
+/// equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Name(pub usize);
 

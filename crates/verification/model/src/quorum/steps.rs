@@ -36,8 +36,8 @@ impl Quorum {
             }
             Step::Renew(renewal, lease, at) => self.renew(&mut next, renewal, lease, at)?,
             Step::Release(release, lease, at) => self.release(&mut next, release, lease, at)?,
-            Step::Look(ended, lease, at) => {
-                let answer = next.server(at)?.look(0);
+            Step::ReadKey(ended, lease, at) => {
+                let answer = next.server(at)?.read_key(0);
                 if let Answer::Found(key) = answer
                     && key.lease == lease
                 {
@@ -168,7 +168,7 @@ impl Quorum {
             .filter_map(|(_, progress)| progress.choice)
             .map(|choice| choice.token);
         let is_followed = chosen.max() < progress.before.map(|before| before.others);
-        choice.revives = of_request.only_mine() && is_followed;
+        choice.renews_superseded = of_request.only_mine() && is_followed;
         let is_granted = choice.is_stored || !self.rules.has(Rule::Seal);
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];
@@ -203,14 +203,14 @@ impl Quorum {
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];
             let taken = asked.taken.take().filter(|_| of.has(node));
-            asked.blank = taken.map(|taken| (taken.stamp.history, taken.incarnation));
+            asked.blank = taken.map(|taken| (taken.stamp.replication_id, taken.incarnation));
             (asked.ran, asked.first) = (false, None);
         }
     }
 
     fn grant(&self, state: &mut State, request: usize, choice: Choice) {
         state.requests[request].granted = Some(choice.token);
-        if self.bounds.remembers {
+        if self.bounds.caches_count {
             state.seen = state.seen.max(choice.count);
         }
     }
@@ -255,7 +255,8 @@ impl Quorum {
     /// Returns the request whose lease is valid on this node, and its key.
     fn standing(&self, state: &State, resource: usize, at: At) -> Option<(usize, Key)> {
         let server = state.server(at)?;
-        let key = server.keys[resource].filter(|key| key.stamp.history == server.history)?;
+        let key = server.keys[resource]
+            .filter(|key| key.stamp.replication_id == server.replication_id)?;
         let node = &state.nodes[at.node];
         let requests = self.bounds.requests.iter().enumerate();
         let stands = requests.rev().find(|(n, of)| {
@@ -352,11 +353,11 @@ impl Quorum {
             return Some(answer);
         }
         state.renewals[renewal].renewed = Some(token);
-        let remembered = match rules.has(Rule::CountOfMajority) {
+        let index = match rules.has(Rule::CountOfMajority) {
             true => self.majority() - 1,
             false => 0,
         };
-        if let Some(count) = counted.get(remembered).filter(|_| self.bounds.remembers) {
+        if let Some(count) = counted.get(index).filter(|_| self.bounds.caches_count) {
             state.seen = state.seen.max(*count);
         }
         Some(answer)
@@ -393,8 +394,8 @@ impl Quorum {
     pub fn proposal(&self, request: usize) -> Option<Token> {
         let is_counted = |token: &Token| token.epoch == 1 && self.bounds.has_counted;
         let proposal = self.bounds.requests[request].proposal;
-        let made_up = !self.rules.has(Rule::ProposalOfCountedEpoch);
-        proposal.filter(|token| is_counted(token) || made_up)
+        let allows_forged = !self.rules.has(Rule::ProposalOfCountedEpoch);
+        proposal.filter(|token| is_counted(token) || allows_forged)
     }
 
     /// Returns the sender of the scripts of a request.

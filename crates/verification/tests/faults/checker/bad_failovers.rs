@@ -38,7 +38,10 @@ fn outlive(history: &mut History, random: Choice<'_>, is_of_use: fn(&Operation) 
         is_of_use(one) && one.answer == Answer::Done && granted(one).is_some()
     });
     let late = history.operations[late];
-    let from = granted(&late).expect("it was chosen").answered + 1;
+    let from = granted(&late)
+        .expect("the chosen operation has a grant")
+        .answered
+        + 1;
     history.failovers.push(Failover {
         loses: false,
         from,

@@ -24,7 +24,9 @@ pub(super) fn one(
         .filter(|(_, one)| holds(one))
         .map(|(n, _)| n)
         .collect();
-    *fitting.choose(random).expect("the history has one")
+    *fitting
+        .choose(random)
+        .expect("the history has such an operation")
 }
 
 /// Returns the index of the log line of this operation.
@@ -32,7 +34,11 @@ pub(super) fn line_of(history: &History, operation: &Operation) -> usize {
     let is_it = |line: &Line| {
         line.resource == operation.resource && Some(line.entry) == operation.written().map(|w| w.0)
     };
-    history.log.iter().position(is_it).expect("it is there")
+    history
+        .log
+        .iter()
+        .position(is_it)
+        .expect("the log contains the write")
 }
 
 pub(super) fn is_done(operation: &Operation) -> bool {

@@ -15,7 +15,7 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
 
 /// The stale tokens of a resource at some moment.
 #[derive(Default)]
-struct Dead {
+struct Stale {
     /// All tokens below this token are stale.
     below: i64,
     /// This token and all lower tokens are stale.
@@ -24,7 +24,7 @@ struct Dead {
     granted: i64,
 }
 
-impl Dead {
+impl Stale {
     fn answered(&mut self, operation: &Operation) {
         let token = operation.token;
         match operation.kind {
@@ -75,17 +75,17 @@ fn in_time(
     });
     let outlived: Vec<_> = outlived.collect();
     let mut answered = answered.into_iter().peekable();
-    let mut dead = Dead::default();
+    let mut stale = Stale::default();
     for operation in operations {
         while let Some(one) = answered.next_if(|one| one.answered < operation.invoked) {
-            dead.answered(one);
+            stale.answered(one);
         }
-        if is_admitted(operation) && !dead.admits(operation) {
-            let Dead {
+        if is_admitted(operation) && !stale.admits(operation) {
+            let Stale {
                 below,
                 up_to,
                 granted,
-            } = dead;
+            } = stale;
             verdict.violated(Kinds::Order, || {
                 format!("below {below}, up to {up_to}, granted {granted}: {operation:?}")
             });

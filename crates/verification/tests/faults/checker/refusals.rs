@@ -135,7 +135,7 @@ pub fn a_refusal_is_excused_only_within_its_window(seed: u64) {
     let begin = answered.max().unwrap() + 1;
     let before = Verdict::of(&whole);
     assert!(before.is_good(), "{:?}", before.examples);
-    // The windows are written out, so that a longer window in the checker is noticed.
+    // The windows are literal numbers, so that the test detects a longer window in the checker.
     for (answer, window) in [(Answer::Unknown, 15 * SECOND), (Answer::Undone, 8 * SECOND)] {
         let end = begin + window;
         // The moments at which the token of the refused write was granted, if this is known, at

@@ -12,7 +12,7 @@ const PAIRED: usize = 4;
 struct Fenced {
     granted: i64,
     /// This token and all lower tokens are stale.
-    dead: i64,
+    highest_stale: i64,
     state: State,
 }
 
@@ -61,12 +61,12 @@ impl Database {
             1..4 => {
                 self.admissible(resource);
                 let token = self.resources[resource].granted;
-                self.resources[resource].dead = token - 1;
+                self.resources[resource].highest_stale = token - 1;
                 let seen = self.resources[resource].state;
                 self.note(Kind::Read(seen), resource, token, 1, Answer::Done);
             }
-            4 if self.resources[resource].dead > 0 => {
-                let (entry, token) = (self.entry(), self.resources[resource].dead);
+            4 if self.resources[resource].highest_stale > 0 => {
+                let (entry, token) = (self.entry(), self.resources[resource].highest_stale);
                 let kind = Kind::Write { entry, amount: 0 };
                 self.note(kind, resource, token, 1, Answer::Refused);
             }
@@ -78,13 +78,13 @@ impl Database {
     fn grant(&mut self, resource: usize) {
         let fenced = &mut self.resources[resource];
         fenced.granted += 1 + i64::from(self.random.random_bool(0.1));
-        fenced.dead = fenced.granted - 1;
+        fenced.highest_stale = fenced.granted - 1;
         let token = fenced.granted;
         self.note(Kind::Grant, resource, token, 1, Answer::Done);
     }
 
     fn admissible(&mut self, resource: usize) {
-        if self.resources[resource].granted <= self.resources[resource].dead {
+        if self.resources[resource].granted <= self.resources[resource].highest_stale {
             self.grant(resource);
         }
     }
@@ -103,7 +103,7 @@ impl Database {
             let token = fenced.granted;
             if happens {
                 fenced.state = fenced.state.with(entry, amount);
-                fenced.dead = token - i64::from(reusable);
+                fenced.highest_stale = token - i64::from(reusable);
                 let position = fenced.state.count;
                 self.history.log.push(Line {
                     resource,

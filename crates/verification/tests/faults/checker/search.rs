@@ -5,10 +5,10 @@ use stateright::semantics::{ConsistencyTester, LinearizabilityTester, Sequential
 
 use crate::history::{Answer, History, Kind, Operation, State};
 
-/// The specification of one resource behind a fence. All tokens up to `dead` are stale.
+/// The specification of one resource behind a fence. All tokens up to `highest_stale` are stale.
 #[derive(Clone, Debug, Default)]
 struct Fenced {
-    dead: i64,
+    highest_stale: i64,
     state: State,
     entries: Vec<i64>,
 }
@@ -42,20 +42,22 @@ impl SequentialSpec for Fenced {
 
     fn invoke(&mut self, op: &Op) -> Ret {
         match *op {
-            Op::Write { token, .. } | Op::Read { token } if token <= self.dead => Ret::Refused,
+            Op::Write { token, .. } | Op::Read { token } if token <= self.highest_stale => {
+                Ret::Refused
+            }
             Op::Write {
                 token,
                 entry,
                 amount,
                 reusable,
             } => {
-                self.dead = token - i64::from(reusable);
+                self.highest_stale = token - i64::from(reusable);
                 self.state = self.state.with(entry, amount);
                 self.entries.push(entry);
                 Ret::Written
             }
             Op::Read { token } => {
-                self.dead = self.dead.max(token - 1);
+                self.highest_stale = self.highest_stale.max(token - 1);
                 Ret::Read(self.state)
             }
             Op::Audit => Ret::Audited(self.entries.clone()),
@@ -66,7 +68,7 @@ impl SequentialSpec for Fenced {
 /// The operations of a window, and the state from which they start.
 pub struct Window<'a> {
     /// This token and all lower tokens are stale before the window.
-    pub dead: i64,
+    pub highest_stale: i64,
     pub state: State,
     pub operations: Vec<&'a Operation>,
     /// The entries of the writes, in the order of the log.
@@ -77,7 +79,7 @@ impl<'a> Window<'a> {
     /// Returns a window that contains the whole history of one resource.
     pub fn whole(history: &'a History) -> Self {
         Self {
-            dead: 0,
+            highest_stale: 0,
             state: State::default(),
             operations: history.operations.iter().collect(),
             entries: history.log.iter().map(|line| line.entry).collect(),
@@ -97,7 +99,7 @@ impl<'a> Window<'a> {
         }
         events.sort_unstable();
         let mut tester = LinearizabilityTester::new(Fenced {
-            dead: self.dead,
+            highest_stale: self.highest_stale,
             state: self.state,
             entries: vec![],
         });
@@ -132,6 +134,6 @@ fn asked(operation: &Operation) -> (Op, Ret) {
         Kind::Write { entry, amount } => (write((entry, amount), false), Ret::Written),
         Kind::Rewrite { entry, amount } => (write((entry, amount), true), Ret::Written),
         Kind::Read(seen) => (Op::Read { token }, Ret::Read(seen)),
-        Kind::Grant => unreachable!("there are none"),
+        Kind::Grant => unreachable!("a window contains no grants"),
     }
 }

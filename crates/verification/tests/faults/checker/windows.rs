@@ -101,7 +101,7 @@ impl<'a> Resource<'a> {
             reads.swap_remove(random.random_range(0..reads.len()));
         }
         operations.extend(reads);
-        let dead = match first.checked_sub(1) {
+        let highest_stale = match first.checked_sub(1) {
             None => 0,
             Some(before) => {
                 let is_reusable = matches!(writes[before]?.kind, Kind::Rewrite { .. });
@@ -109,7 +109,7 @@ impl<'a> Resource<'a> {
             }
         };
         Some(Window {
-            dead,
+            highest_stale,
             state: self.folds.states[first],
             entries: log[first..last].iter().map(|line| line.entry).collect(),
             operations,

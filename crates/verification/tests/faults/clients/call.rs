@@ -286,7 +286,10 @@ fn operations(
     invoked: Moment,
     answer: Answer,
 ) -> impl Iterator<Item = Operation> {
-    let (parts, answered) = (u8::try_from(held.len()).expect("a few"), now());
+    let (parts, answered) = (
+        u8::try_from(held.len()).expect("a request has few resources"),
+        now(),
+    );
     held.iter().zip(kinds).map(move |(held, kind)| Operation {
         kind,
         resource: held.resource,

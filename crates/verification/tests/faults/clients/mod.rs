@@ -1,10 +1,10 @@
-//! The clients, modelled on Jepsen's tests of etcd's locks. Each acquires a lease, reads, pauses,
-//! writes, and starts again. Each workload runs with the fence and without it.
+//! The clients, modelled on Jepsen's tests of etcd's locks. Each client acquires a lease, reads,
+//! pauses, writes, and starts again. Each workload runs with the fence and without it.
 
 mod call;
 mod counter;
-mod line;
 pub mod process;
+mod queue;
 mod repeated;
 mod set;
 mod sql;
@@ -80,7 +80,7 @@ pub const WORKLOADS: [Workload; 8] = [
         clients: 3,
     },
     Workload {
-        name: "line",
+        name: "queue",
         resources: (20, 22),
         clients: 4,
     },
@@ -202,7 +202,7 @@ impl Client {
                 "set" => self.add_to_set().await,
                 "transfers" => self.transfer().await,
                 "repeated" => self.repeat().await,
-                "line" => self.stand_in_line().await,
+                "queue" => self.wait_in_queue().await,
                 "stream" => self.stream().await,
                 "sql stream" => self.stream_in_sql(&mut connection).await,
                 name => unreachable!("{name}"),

@@ -119,18 +119,21 @@ impl Drop for ClientProcess {
 }
 
 fn run(settings: &Settings, number: i64) -> (Child, JoinHandle<Printed>) {
-    let told = serde_json::json!((settings, number)).to_string();
+    let encoded = serde_json::json!((settings, number)).to_string();
     let mut child = Command::new(env::current_exe().unwrap())
         .arg("clients")
-        .env(VARIABLE, told)
+        .env(VARIABLE, encoded)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
     let reader = std::thread::spawn(move || {
-        let lines = output.lines().map(|line| line.expect("it prints text"));
-        let operation = |line: String| serde_json::from_str(&line).expect("it prints operations");
+        let lines = output
+            .lines()
+            .map(|line| line.expect("the process prints text"));
+        let operation =
+            |line: String| serde_json::from_str(&line).expect("the process prints operations");
         lines.map(operation).collect()
     });
     (child, reader)
@@ -138,8 +141,8 @@ fn run(settings: &Settings, number: i64) -> (Child, JoinHandle<Printed>) {
 
 /// Runs the clients in the process until its standard input is closed.
 pub async fn work() {
-    let told = env::var(VARIABLE).expect("it is started by a run");
-    let (settings, number): (Settings, i64) = serde_json::from_str(&told).unwrap();
+    let encoded = env::var(VARIABLE).expect("a run starts this process");
+    let (settings, number): (Settings, i64) = serde_json::from_str(&encoded).unwrap();
     let (stop, stopped) = watch::channel(false);
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut vec![]);

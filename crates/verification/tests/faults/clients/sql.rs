@@ -144,7 +144,7 @@ impl Client {
             true => format!("SELECT tower_fence.admit('{name}', {token}, reusable => true);"),
             false => String::new(),
         };
-        let back = writing.back.as_ref().expect("it was read")[0];
+        let back = writing.back.as_ref().expect("the state was read")[0];
         let write = self
             .side
             .tables

@@ -34,7 +34,7 @@ impl Stage {
         if fault == Fault::NodeClockJumps {
             let jump = ["+1d", "-1h", "+30y", "-3s"][choice % 4];
             self.leases.clock.jump_to(jump);
-            let (told, ()) = join!(self.leases.time(), sleep(lasts));
+            let (time, ()) = join!(self.leases.time(), sleep(lasts));
             self.leases.clock.jump_to("+0");
             if jump.starts_with('+') {
                 // Leases that were granted while the clock was ahead expire only after a day or
@@ -42,7 +42,7 @@ impl Stage {
                 let node = self.leases.nodes[0].lock().await;
                 try_command(node.url(), &["FLUSHALL"]).await;
             }
-            return is_wrong(told);
+            return is_wrong(time);
         }
         if matches!(fault, Fault::NodeFlushed | Fault::NodeEvicts) {
             let Some(master) = self.leases.find(choice, "master").await else {

@@ -22,9 +22,9 @@ impl Stage {
         if fault == Fault::ServiceClockJumps {
             let jump = ["+1d", "-1d", "+30y", "-3s"][choice % 4];
             self.services.clock.jump_to(jump);
-            let (told, ()) = join!(self.services.time(), sleep(lasts));
+            let (time, ()) = join!(self.services.time(), sleep(lasts));
             self.services.clock.jump_to("+0");
-            return is_wrong(told);
+            return is_wrong(time);
         }
         let mut service = self.services.services[n].lock().await;
         match fault {

@@ -150,7 +150,7 @@ pub async fn try_command(url: String, words: &[&str]) -> Option<String> {
 
 /// Starts a sentinel that knows the master and the replica.
 async fn watch(master: &RedisServer, replica: &RedisServer) -> Sentinel {
-    eventually("the replica has all", async || {
+    eventually("the replica has all writes", async || {
         replica
             .info("INFO replication")
             .await

@@ -113,6 +113,9 @@ impl Service {
     }
 
     pub fn signal(&self, signal: &str) {
-        self.process.as_ref().expect("it runs").signal(signal);
+        self.process
+            .as_ref()
+            .expect("the service is running")
+            .signal(signal);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
-use super::{FOR_EVER, Line, Place, Postgres, sessions::PgConnectOptions, spawn};
+use super::{FOR_EVER, Place, Postgres, State, sessions::PgConnectOptions, spawn};
 use crate::{
     announce::LeaseDigest,
     lease::{
@@ -44,7 +44,7 @@ impl Functions {
         ask: &Ask,
         waits: &Waits,
     ) -> Result<(Reply, bool), LeaseError> {
-        let (in_line, listener) = match waits {
+        let (in_queue, listener) = match waits {
             Waits::No => (false, None),
             Waits::Yes {
                 listener, queued, ..
@@ -52,7 +52,7 @@ impl Functions {
             Waits::Leaves => (true, None),
         };
         let (lease, ticket) = (ask.lease.clone(), ask.ticket);
-        let ask = move |line: &mut Line| self::ask(line, lease, ticket, in_line, listener);
+        let ask = move |state: &mut State| self::ask(state, lease, ticket, in_queue, listener);
         Ok(self.run(ask).await)
     }
 
@@ -62,13 +62,13 @@ impl Functions {
         _: &LeaseDigest,
         ticket: i64,
     ) -> Result<Reply, LeaseError> {
-        let abandon = move |line: &mut Line| {
-            line.leave(ticket);
-            let held = line.lease.as_ref();
+        let abandon = move |state: &mut State| {
+            state.leave(ticket);
+            let held = state.lease.as_ref();
             if held.is_some_and(|held| held.ticket == Some(ticket)) {
-                line.lease = None;
+                state.lease = None;
             }
-            line.tell_first();
+            state.notify_first();
         };
         self.run(abandon).await;
         Ok(Reply::Ended)
@@ -76,11 +76,11 @@ impl Functions {
 
     pub async fn end(&self, _: &Resource, lease: &LeaseDigest) -> Result<Reply, LeaseError> {
         let lease = lease.clone();
-        let end = move |line: &mut Line| {
-            let held = line.lease.take_if(|held| held.lease == lease);
+        let end = move |state: &mut State| {
+            let held = state.lease.take_if(|held| held.lease == lease);
             match held {
                 Some(_) => {
-                    line.tell_first();
+                    state.notify_first();
                     Reply::Ended
                 }
                 None => Reply::Lost,
@@ -95,7 +95,7 @@ impl Functions {
     }
 
     pub async fn call_first(&self, _: &Resource) -> Result<(), LeaseError> {
-        Ok(self.run(Line::tell_first).await)
+        Ok(self.run(State::notify_first).await)
     }
 
     pub async fn prefix(&self) -> Result<String, LeaseError> {
@@ -109,10 +109,10 @@ impl Functions {
     pub fn sweep_in_background(&self) {
         let functions = self.clone();
         spawn(async move {
-            let sweep = |line: &mut Line| {
-                for one in line.line.clone() {
-                    if line.pass_over(one.listener) {
-                        line.tell_first();
+            let sweep = |state: &mut State| {
+                for one in state.queue.clone() {
+                    if state.pass_over(one.listener) {
+                        state.notify_first();
                     }
                 }
             };
@@ -125,12 +125,12 @@ impl Functions {
     }
 
     pub async fn inspect(&self, _: &Resource) -> Result<Option<Held>, LeaseError> {
-        let inspect = |line: &mut Line| {
-            line.lease.as_ref().map(|_| Held {
-                token: Token::new(line.tokens).unwrap(),
+        let inspect = |state: &mut State| {
+            state.lease.as_ref().map(|_| Held {
+                token: Token::new(state.tokens).unwrap(),
                 owner: None,
                 ttl: FOR_EVER,
-                waiters: line.line.len() as u64,
+                waiters: state.queue.len() as u64,
                 granted_at: None,
             })
         };
@@ -148,59 +148,59 @@ impl Functions {
 
     async fn run<T: Send + 'static>(
         &self,
-        statement: impl FnOnce(&mut Line) -> T + Send + 'static,
+        statement: impl FnOnce(&mut State) -> T + Send + 'static,
     ) -> T {
         self.database.server().run(statement).await
     }
 }
 
 fn ask(
-    line: &mut Line,
+    state: &mut State,
     lease: LeaseDigest,
     ticket: i64,
-    in_line: bool,
+    in_queue: bool,
     listener: Option<i64>,
 ) -> (Reply, bool) {
-    let in_line = in_line && line.is_waiting(ticket);
+    let in_queue = in_queue && state.is_waiting(ticket);
     let is_free = loop {
-        match (&mut line.lease, line.line.front()) {
+        match (&mut state.lease, state.queue.front()) {
             (Some(held), _) if held.lease == lease => {
                 held.ticket = held.ticket.filter(|held| *held == ticket);
-                line.leave(ticket);
-                return granted(line);
+                state.leave(ticket);
+                return granted(state);
             }
             (Some(_), _) => break false,
             (None, Some(first)) if first.ticket != Some(ticket) && first.lease != lease => {
                 let listener = first.listener;
-                if !line.pass_over(listener) {
+                if !state.pass_over(listener) {
                     break false;
                 }
-                line.tell_first();
+                state.notify_first();
             }
             (None, _) => break true,
         }
     };
     if is_free {
-        line.tokens += 1;
-        line.lease = Some(Place {
+        state.tokens += 1;
+        state.lease = Some(Place {
             lease,
             ticket: Some(ticket),
             listener: 0,
         });
-        line.leave(ticket);
-        return granted(line);
+        state.leave(ticket);
+        return granted(state);
     }
     let Some(listener) = listener else {
-        line.leave(ticket);
-        if in_line {
-            line.tell_first();
+        state.leave(ticket);
+        if in_queue {
+            state.notify_first();
         }
         return (Reply::Held { left: FOR_EVER }, false);
     };
-    let mut places = line.line.iter_mut();
+    let mut places = state.queue.iter_mut();
     match places.find(|one| one.ticket == Some(ticket)) {
         Some(place) => place.listener = listener,
-        None => line.line.push_back(Place {
+        None => state.queue.push_back(Place {
             lease,
             ticket: Some(ticket),
             listener,
@@ -216,8 +216,8 @@ fn ask(
     )
 }
 
-fn granted(line: &Line) -> (Reply, bool) {
-    let token = Token::new(line.tokens).unwrap();
+fn granted(state: &State) -> (Reply, bool) {
+    let token = Token::new(state.tokens).unwrap();
     let granted = Granted::new(token, FOR_EVER);
-    (Reply::Granted(granted), !line.line.is_empty())
+    (Reply::Granted(granted), !state.queue.is_empty())
 }

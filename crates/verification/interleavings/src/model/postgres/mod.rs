@@ -1,9 +1,9 @@
 //! A model of Postgres for the queue of waiters: sessions that listen, and a server with a
 //! simplified implementation of each function.
 //!
-//! Its leases do not expire. A statement continues after its caller has left. The scheduler may
-//! delay a notification for any time. A session may be cut, and then loses the notifications that
-//! it has not received yet.
+//! The leases of the model do not expire. A statement continues after its caller has left. The
+//! scheduler may delay a notification for any time. A session may be cut, and then loses the
+//! notifications that it has not received yet.
 
 pub mod functions;
 pub mod sessions;
@@ -37,9 +37,9 @@ pub struct Place {
 }
 
 #[derive(Default)]
-pub struct Line {
+pub struct State {
     pub lease: Option<Place>,
-    pub line: VecDeque<Place>,
+    pub queue: VecDeque<Place>,
     pub tokens: i64,
     begun: u64,
     sessions: BTreeMap<u64, Session>,
@@ -54,13 +54,13 @@ struct Session {
 
 /// The server. Clones refer to the same server.
 #[derive(Clone, Default)]
-pub struct Postgres(Arc<Mutex<Line>>);
+pub struct Postgres(Arc<Mutex<State>>);
 
 impl Postgres {
     /// Executes a statement completely, even if its caller leaves.
     pub async fn run<T: Send + 'static>(
         &self,
-        statement: impl FnOnce(&mut Line) -> T + Send + 'static,
+        statement: impl FnOnce(&mut State) -> T + Send + 'static,
     ) -> T {
         let server = self.clone();
         let run = Handle::first().spawn(async move {
@@ -75,8 +75,8 @@ impl Postgres {
     /// Cuts each listening session with a probability of one half.
     pub fn cut(&self) {
         step();
-        let mut line = self.0.lock().unwrap();
-        line.sessions.retain(|_, _| thread_rng().gen_bool(0.5));
+        let mut state = self.0.lock().unwrap();
+        state.sessions.retain(|_, _| thread_rng().gen_bool(0.5));
     }
 
     fn end(&self, session: u64) {
@@ -85,13 +85,13 @@ impl Postgres {
     }
 }
 
-impl Line {
+impl State {
     pub fn is_waiting(&self, ticket: i64) -> bool {
-        self.line.iter().any(|one| one.ticket == Some(ticket))
+        self.queue.iter().any(|one| one.ticket == Some(ticket))
     }
 
     pub fn leave(&mut self, ticket: i64) {
-        self.line.retain(|one| one.ticket != Some(ticket));
+        self.queue.retain(|one| one.ticket != Some(ticket));
     }
 
     /// Removes the waiters of a listener that no longer listens, and returns true in this case.
@@ -100,14 +100,14 @@ impl Line {
         if sessions.any(|session| session.listener == Some(listener)) {
             return false;
         }
-        self.line.retain(|one| one.listener != listener);
+        self.queue.retain(|one| one.listener != listener);
         true
     }
 
     /// Notifies the first waiter whose process runs. The notification contains the time for which
     /// the resource stays blocked.
-    pub fn tell_first(&mut self) {
-        while let Some(first) = self.line.front().cloned() {
+    pub fn notify_first(&mut self) {
+        while let Some(first) = self.queue.front().cloned() {
             if self.pass_over(first.listener) {
                 continue;
             }

@@ -54,15 +54,15 @@ impl PgNotification {
 impl PgListener {
     pub async fn connect_with(server: &Postgres) -> Result<Self> {
         let (sender, notified) = mpsc::unbounded_channel();
-        let begin = |line: &mut super::Line| {
-            line.begun += 1;
+        let begin = |state: &mut super::State| {
+            state.begun += 1;
             let session = Session {
                 listener: None,
                 channel: None,
                 notified: sender,
             };
-            line.sessions.insert(line.begun, session);
-            line.begun
+            state.sessions.insert(state.begun, session);
+            state.begun
         };
         Ok(Self {
             session: server.run(begin).await,
@@ -88,8 +88,8 @@ impl PgListener {
     /// Returns the next notification, or `None` if the session is cut.
     pub async fn try_recv(&mut self) -> Result<Option<PgNotification>> {
         let notified = self.notified.recv().await;
-        let line = self.server.0.lock().unwrap();
-        let notified = notified.filter(|_| line.sessions.contains_key(&self.session));
+        let state = self.server.0.lock().unwrap();
+        let notified = notified.filter(|_| state.sessions.contains_key(&self.session));
         Ok(notified.map(PgNotification))
     }
 
@@ -97,7 +97,7 @@ impl PgListener {
         let session = self.session;
         let changed = self
             .server
-            .run(move |line| line.sessions.get_mut(&session).map(change));
+            .run(move |state| state.sessions.get_mut(&session).map(change));
         let cut = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
         Ok(changed.await.ok_or_else(cut)?)
     }

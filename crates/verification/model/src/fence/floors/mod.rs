@@ -27,7 +27,7 @@ pub enum Rule {
     RaisedAboveFloor,
     FloorIsLocked,
     FloorIsLockedFirst,
-    LookedAtAgain,
+    ReadAgain,
     HeldAreSpared,
     OutliersAreSpared,
     FloorMovesUp,
@@ -42,7 +42,7 @@ impl fmt::Display for Rule {
             Self::RaisedAboveFloor => "a raise creates no row below the floor",
             Self::FloorIsLocked => "a transaction that creates a row locks the floor that it reads",
             Self::FloorIsLockedFirst => "a removal locks the floor before it locks rows",
-            Self::LookedAtAgain => "a removal checks again, under the lock, that a row is idle",
+            Self::ReadAgain => "a removal checks again, under the lock, that a row is idle",
             Self::HeldAreSpared => {
                 "a row is kept while its `max_token` is not below the token of a held lease"
             }
@@ -117,7 +117,7 @@ impl World for Floors {
         Rule::RaisedAboveFloor,
         Rule::FloorIsLocked,
         Rule::FloorIsLockedFirst,
-        Rule::LookedAtAgain,
+        Rule::ReadAgain,
         Rule::HeldAreSpared,
         Rule::OutliersAreSpared,
         Rule::FloorMovesUp,
@@ -164,7 +164,7 @@ impl Model for Floors {
         vec![
             Property::always(
                 "a token that a removed row refused is still refused",
-                |_, state: &State| !state.dead_wrote,
+                |_, state: &State| !state.stale_wrote,
             ),
             Property::always(
                 "a holder is refused only because of a newer token of its resource",

@@ -44,12 +44,13 @@ pub enum Outcome {
 pub enum Attempt {
     None,
     Sent(Use),
-    /// Its UPDATE has found no row.
+    /// The UPDATE of the request has found no row.
     NoRow(Use),
-    /// Its INSERT has read this floor, and waits until no other transaction has locked the row.
+    /// The INSERT of the request has read this floor, and waits until no other transaction has
+    /// locked the row.
     ReadFloor(Use, u8),
-    /// It has locked the row. The flag is whether it has created the row, and has therefore locked
-    /// the floor.
+    /// The request has locked the row. The flag is whether the request has created the row, and has
+    /// therefore locked the floor.
     Has(Use, bool),
 }
 
@@ -99,7 +100,7 @@ pub struct State {
     pub standby: Option<([Option<u8>; 2], u8)>,
     /// The number of failovers that may still happen.
     pub failovers: u8,
-    /// Whether the fence has not noticed the last failover yet.
+    /// Whether the fence has not yet detected the last failover.
     pub changed: bool,
     pub removal: Removal,
     pub removals: u8,
@@ -107,9 +108,9 @@ pub struct State {
     /// Whether each row was used after the removal had read which rows are idle.
     pub used: [bool; 2],
     /// The highest stale token of each resource.
-    pub dead: [u8; 2],
+    pub highest_stale: [u8; 2],
     pub removed: [bool; 2],
-    pub dead_wrote: bool,
+    pub stale_wrote: bool,
     pub refused_for_nothing: bool,
     pub refused_by_floor: bool,
     pub written_after_removal: bool,
@@ -140,9 +141,9 @@ impl State {
             removals: world.removals,
             strangers: world.strangers,
             used: [false; 2],
-            dead: [0; 2],
+            highest_stale: [0; 2],
             removed: [false; 2],
-            dead_wrote: false,
+            stale_wrote: false,
             refused_for_nothing: false,
             refused_by_floor: false,
             written_after_removal: false,

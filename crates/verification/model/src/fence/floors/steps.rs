@@ -118,7 +118,7 @@ impl Floors {
         let shared = state.floor_is_shared() && self.follows(Rule::FloorIsLocked);
         let mut remove = |below| {
             for resource in Resource::ALL {
-                let in_use = state.used[resource as usize] && self.follows(Rule::LookedAtAgain);
+                let in_use = state.used[resource as usize] && self.follows(Rule::ReadAgain);
                 let idle = state
                     .row(resource)
                     .is_some_and(|max_token| max_token < below);
@@ -217,14 +217,14 @@ impl Floors {
             Step::RollBackRemoval => state.removal = Removal::None,
             Step::CommitRemoval => {
                 if let Removal::Removed(resource, _) = before.removal {
-                    let dead = state.rows[resource as usize].take().unwrap_or_default();
+                    let max_token = state.rows[resource as usize].take().unwrap_or_default();
                     state.removed[resource as usize] = true;
                     if self.follows(Rule::Floor) {
                         let goes_up = self.follows(Rule::FloorGoesUp);
                         state.floor = if goes_up {
-                            before.floor.max(dead)
+                            before.floor.max(max_token)
                         } else {
-                            dead
+                            max_token
                         };
                     }
                     state.removal = Removal::None;
@@ -274,19 +274,19 @@ impl Floors {
             return;
         };
         let token = holder.token;
-        let dead = match wanted {
+        let max_token = match wanted {
             Use::Write => token,
             Use::Raise => token - 1,
         };
         if wanted == Use::Write {
-            state.dead_wrote |= token <= state.dead[holder.resource as usize];
+            state.stale_wrote |= token <= state.highest_stale[holder.resource as usize];
             let removed = state.removed.contains(&true);
             state.written_after_removal |= removed && holder.lease == Lease::Held;
             state.written_after_failover |= state.failed_over;
         }
         // A raise does not lower the token of a row.
-        let dead = dead.max(state.row(holder.resource).unwrap_or_default());
-        write_row(state, holder.resource, dead);
+        let max_token = max_token.max(state.row(holder.resource).unwrap_or_default());
+        write_row(state, holder.resource, max_token);
         state.holders[who as usize].attempt = Attempt::None;
         state.holders[who as usize].outcome = Some(Outcome::Done);
     }
@@ -304,11 +304,11 @@ impl Floors {
     }
 }
 
-/// Promotes the standby. The failover ends all open transactions. `dead` does not change, because
-/// stale tokens must remain stale.
+/// Promotes the standby. The failover ends all open transactions. `highest_stale` does not change,
+/// because stale tokens must remain stale.
 fn fail_over(state: &mut State) {
     state.failovers -= 1;
-    (state.rows, state.floor) = state.standby.take().expect("it was behind");
+    (state.rows, state.floor) = state.standby.take().expect("a standby lags");
     state.changed = true;
     state.failed_over = true;
     state.removal = Removal::None;
@@ -323,14 +323,14 @@ fn write_row(state: &mut State, resource: Resource, max_token: u8) {
     let place = resource as usize;
     state.rows[place] = Some(max_token);
     state.used[place] = true;
-    state.dead[place] = state.dead[place].max(max_token);
+    state.highest_stale[place] = state.highest_stale[place].max(max_token);
 }
 
 fn refuse(state: &mut State, who: Who) {
     let holder = &mut state.holders[who as usize];
     holder.attempt = Attempt::None;
     holder.outcome = Some(Outcome::Refused);
-    let is_alive = state.dead[holder.resource as usize] < holder.token;
+    let is_alive = state.highest_stale[holder.resource as usize] < holder.token;
     // A failover makes all earlier tokens stale.
     let is_moved = state.failed_over && holder.token <= MOVE;
     state.refused_for_nothing |= is_alive && holder.lease == Lease::Held && !is_moved;

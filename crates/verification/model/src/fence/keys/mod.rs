@@ -10,7 +10,7 @@ use std::fmt;
 
 use stateright::{Model, Property};
 
-pub use self::steps::{DEAD, Step};
+pub use self::steps::{HIGHEST_STALE, Step};
 use crate::search::World;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,14 +69,14 @@ impl Request {
 pub enum Attempt {
     None,
     Sent,
-    /// Its transaction has claimed the key.
+    /// The transaction of the request has claimed the key.
     Claimed,
-    /// Its transaction has also locked the row.
+    /// The transaction of the request has also locked the row.
     Admitted,
-    /// It has written. Its answer is this number.
+    /// The request has written. Its answer is this number.
     Written(u8),
-    /// Its write is committed, and its record is not. This occurs only if the record has a
-    /// transaction of its own.
+    /// The write of the request is committed, and its record is not. This occurs only if the record
+    /// has a transaction of its own.
     Unrecorded(u8),
     Over,
 }
@@ -127,7 +127,7 @@ pub struct State {
     pub refused_done: bool,
     /// Whether the answer to a repeated request was that another request is in progress, although
     /// that request had ended.
-    pub waits_for_nobody: bool,
+    pub waits_for_ended: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,
     pub failed: bool,
@@ -253,7 +253,7 @@ impl Model for Keys {
             answers: [None; 2],
             answers_differ: false,
             refused_done: false,
-            waits_for_nobody: false,
+            waits_for_ended: false,
             replayed_when_stale: false,
             replayed_after_failover: false,
             failed: false,
@@ -288,7 +288,7 @@ impl Model for Keys {
             }),
             Property::always(
                 "no client waits for a request that has ended",
-                |_, state: &State| !state.waits_for_nobody,
+                |_, state: &State| !state.waits_for_ended,
             ),
             Property::sometimes(
                 "a repeated request with a stale token gets the stored answer",

@@ -9,7 +9,7 @@ const TOKEN: u8 = 1;
 const NEWER: u8 = 2;
 
 /// The highest stale token after a failover.
-pub const DEAD: u8 = 9;
+pub const HIGHEST_STALE: u8 = 9;
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
@@ -145,7 +145,7 @@ impl Keys {
             }
             Step::NewerWrites => {
                 state.newer += 1;
-                state.max_token = dead(before, NEWER);
+                state.max_token = highest_stale(before, NEWER);
             }
             Step::Expire => {
                 state.expiries += 1;
@@ -173,7 +173,7 @@ impl Keys {
             Step::FailOver => fail_over(&mut state),
             Step::CatchUp => {
                 state.is_behind = false;
-                state.max_token = DEAD;
+                state.max_token = HIGHEST_STALE;
             }
         }
         state
@@ -202,7 +202,7 @@ impl Keys {
                 };
                 hear(state, request, stored);
             }
-            None => state.waits_for_nobody = true,
+            None => state.waits_for_ended = true,
         }
     }
 
@@ -217,10 +217,10 @@ impl Keys {
     /// Commits the write, and returns its answer.
     fn commit(&self, state: &mut State, request: Request) -> u8 {
         let Attempt::Written(answer) = state.attempts[request as usize] else {
-            unreachable!("it was written");
+            unreachable!("only a request that has written commits");
         };
         state.written[request.body() as usize] += 1;
-        state.max_token = dead(state, TOKEN);
+        state.max_token = highest_stale(state, TOKEN);
         if self.follows(Rule::RecordIsWritten) {
             record(state, request, Some(answer));
             set(state, request, Attempt::Over);
@@ -262,7 +262,7 @@ fn end_transactions(state: &mut State) {
 fn fail_over(state: &mut State) {
     state.failovers -= 1;
     end_transactions(state);
-    let kept = state.standby.take().expect("it was behind");
+    let kept = state.standby.take().expect("a standby lags");
     state.max_token = kept.max_token;
     state.record = kept.record;
     state.written = kept.written;
@@ -275,7 +275,7 @@ fn fail_over(state: &mut State) {
     }
 }
 
-fn dead(state: &State, token: u8) -> u8 {
+fn highest_stale(state: &State, token: u8) -> u8 {
     token - u8::from(!state.single_use)
 }
 

@@ -161,7 +161,7 @@ impl Model for Writes {
             ),
             Property::always(
                 "no client waits for a request that has ended",
-                |_, state: &State| !state.waits_for_nobody(),
+                |_, state: &State| !state.waits_forever(),
             ),
             Property::sometimes("each holder has written", |world: &Self, state: &State| {
                 let mut holders = Who::HOLDERS[..world.holders].iter();

@@ -17,7 +17,7 @@ pub enum Rule {
     NeverBack,
     OneBelow,
     RaiseAfterFailure,
-    TurnedAway,
+    Rejected,
     GoneAway,
     CommitBeforeAnswer,
     AbortedIsFound,
@@ -42,7 +42,7 @@ impl Rule {
         Self::NeverBack,
         Self::OneBelow,
         Self::RaiseAfterFailure,
-        Self::TurnedAway,
+        Self::Rejected,
         Self::GoneAway,
         Self::CommitBeforeAnswer,
         Self::AbortedIsFound,
@@ -75,7 +75,7 @@ impl fmt::Display for Rule {
             Self::RaiseAfterFailure => {
                 "after a handler has failed, the fence is raised before the answer"
             }
-            Self::TurnedAway => "a rejected request does not raise the fence",
+            Self::Rejected => "a rejected request does not raise the fence",
             Self::GoneAway => "a client that disconnects leaves no open transaction",
             Self::CommitBeforeAnswer => "a success is reported only after its COMMIT",
             Self::AbortedIsFound => "an aborted transaction is not reported as a success",

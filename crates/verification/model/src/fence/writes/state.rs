@@ -98,7 +98,7 @@ pub struct Row {
     pub max_token: u8,
     pub version: u8,
     /// The timeline on which a token was last admitted.
-    pub history: u8,
+    pub timeline: u8,
 }
 
 /// The committed data.
@@ -111,20 +111,20 @@ pub struct Database {
 /// The progress of a holder before its write.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Stage {
-    /// It waits for its grant.
+    /// The holder waits for its grant.
     Idle,
     Granted,
     /// The fence has refused its grant or its read.
     Superseded,
     Announced,
-    /// Its fenced read was admitted, and its transaction has locked the row.
+    /// The fenced read of the holder was admitted, and its transaction has locked the row.
     Admitted,
-    /// It has read, and its transaction is open.
+    /// The holder has read, and its transaction is open.
     HasRead,
-    /// Its fenced read was answered, and its transaction is open. This occurs only if the answer
-    /// does not wait for the COMMIT.
+    /// The fenced read of the holder was answered, and its transaction is open. This occurs only if
+    /// the answer does not wait for the COMMIT.
     AnsweredEarly,
-    /// It can write.
+    /// The holder can write.
     Ready,
 }
 
@@ -150,28 +150,28 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
-    /// It was sent, and may be delayed for any time.
+    /// The request was sent, and may be delayed for any time.
     Sent,
-    /// Its single statement has taken this snapshot, and waits for the row.
+    /// The single statement of the request has taken this snapshot, and waits for the row.
     Begun(Database),
-    /// Its single statement has written nothing. The request continues with a transaction of
-    /// several statements.
+    /// The single statement of the request has written nothing. The request continues with a
+    /// transaction of several statements.
     GaveUp,
-    /// Its token was compared, and `max_token` was not moved. This occurs only if the comparison
-    /// and the move are separate statements.
+    /// The token of the request was compared, and `max_token` was not moved. This occurs only if
+    /// the comparison and the move are separate statements.
     Compared,
-    /// Its transaction has locked the row.
+    /// The transaction of the request has locked the row.
     Admitted,
     Written(Data),
-    /// Its COMMIT is confirmed. Its answer was sent and has not arrived.
+    /// The COMMIT of the request is confirmed. Its answer was sent and has not arrived.
     Committed,
     /// A statement has failed, and the handler has ignored the error. The transaction has no locks
     /// any more.
     Aborted,
-    /// Its transaction is rolled back. The fence is raised before the answer.
+    /// The transaction of the request is rolled back. The fence is raised before the answer.
     Failing,
-    /// Its client has disconnected, and its transaction still has the lock. This occurs only if the
-    /// transaction is not ended.
+    /// The client of the request has disconnected, and its transaction still has the lock. This
+    /// occurs only if the transaction is not ended.
     LeftOpen,
     Over,
 }
@@ -196,7 +196,7 @@ pub struct State {
     /// The data of a standby that no longer replicates.
     pub standby: Option<Database>,
     /// The timeline of the server.
-    pub history: u8,
+    pub timeline: u8,
     pub holders: [Holder; 4],
     /// The number of commits of each write.
     pub commits: Data,
@@ -222,7 +222,7 @@ impl State {
         let row = Row {
             max_token: 0,
             version: 0,
-            history: 0,
+            timeline: 0,
         };
         let empty = Database { row, data: [0; 6] };
         Self {
@@ -230,7 +230,7 @@ impl State {
             left,
             committed: empty,
             standby: None,
-            history: 0,
+            timeline: 0,
             holders: [idle, idle, idle, holder(FORGED, Stage::Ready)],
             commits: [0; 6],
             answered: 0,
@@ -287,7 +287,7 @@ impl State {
     }
 
     /// Whether a request needs a lock that will never be released.
-    pub fn waits_for_nobody(&self) -> bool {
+    pub fn waits_forever(&self) -> bool {
         let needs_lock = |attempt| {
             matches!(
                 attempt,
@@ -300,7 +300,7 @@ impl State {
 
     /// Whether no token has been admitted on the row since a failover.
     pub fn is_behind(&self) -> bool {
-        self.committed.row.history != self.history
+        self.committed.row.timeline != self.timeline
     }
 
     /// Records an answer under this token.

@@ -44,7 +44,7 @@ pub enum Step {
     AnswerBeforeCommit(Who, Request),
     /// The handler returns a failure, and its transaction is rolled back.
     Fail(Who, Request),
-    /// A statement fails, and the handler returns a success.
+    /// A statement fails, and the handler still returns a success.
     SwallowError(Who, Request),
     CommitAborted(Who, Request),
     /// The failure is answered, after the raise.
@@ -226,7 +226,7 @@ impl Writes {
         match step {
             Step::Grant(who) => {
                 let holder = state.holder_mut(who);
-                holder.token = who as u8 + 1 + MOVE * before.history;
+                holder.token = who as u8 + 1 + MOVE * before.timeline;
                 holder.stage = match before.mode {
                     // The statement of this holder reads the current value itself.
                     mode if !mode.announced && !mode.writes_back => Stage::Ready,
@@ -279,7 +279,7 @@ impl Writes {
             }
             Step::Commit(who, request) => {
                 let Attempt::Written(data) = before.attempt(who, request) else {
-                    unreachable!("it was written");
+                    unreachable!("only a request that has written commits");
                 };
                 let mut committed = Database {
                     data,
@@ -328,14 +328,14 @@ impl Writes {
             Step::AnswerIsLost(who, request) => state.set(who, request, Attempt::Over),
             Step::TurnAway(who, request) => {
                 state.set(who, request, Attempt::Over);
-                if !self.follows(Rule::TurnedAway) {
+                if !self.follows(Rule::Rejected) {
                     self.raise(&mut state, FORGED);
                 }
             }
             Step::CatchUp => {
                 let mut moved = before.committed;
-                moved.row.max_token = moved.row.max_token.max(MOVE * before.history);
-                moved.row.history = before.history;
+                moved.row.max_token = moved.row.max_token.max(MOVE * before.timeline);
+                moved.row.timeline = before.timeline;
                 moved.row.version += 1;
                 state.committed = moved;
             }
@@ -417,7 +417,7 @@ impl Writes {
 
     fn run_statement(&self, state: &mut State, who: Who, request: Request) {
         let Attempt::Begun(snapshot) = state.attempt(who, request) else {
-            unreachable!("it has its snapshot");
+            unreachable!("the statement has taken its snapshot");
         };
         let (seen, now) = (snapshot.row, state.committed.row);
         let same = if !self.follows(Rule::Guard) {
@@ -489,10 +489,10 @@ impl Writes {
 
     /// Makes all older tokens stale, unless they are stale already.
     fn raise(&self, state: &mut State, token: u8) {
-        let dead = token - u8::from(self.follows(Rule::OneBelow));
-        if state.committed.row.max_token < dead || !self.follows(Rule::NeverBack) {
+        let highest_stale = token - u8::from(self.follows(Rule::OneBelow));
+        if state.committed.row.max_token < highest_stale || !self.follows(Rule::NeverBack) {
             let mut raised = state.committed;
-            raised.row.max_token = dead;
+            raised.row.max_token = highest_stale;
             raised.row.version += 1;
             state.committed = raised;
         }
@@ -500,9 +500,9 @@ impl Writes {
 
     /// Changes the row as an admission does.
     fn move_row(&self, database: &mut Database, state: &State, who: Who) {
-        let dead = state.holder(who).token - u8::from(!state.mode.single_use);
-        let moves = database.row.max_token != dead;
-        database.row.max_token = dead;
+        let highest_stale = state.holder(who).token - u8::from(!state.mode.single_use);
+        let moves = database.row.max_token != highest_stale;
+        database.row.max_token = highest_stale;
         if moves || self.follows(Rule::NewVersion) {
             database.row.version += 1;
         }
@@ -511,10 +511,10 @@ impl Writes {
     fn fail_over(&self, state: &mut State) {
         state.left.failovers -= 1;
         end_transactions(state);
-        state.history += 1;
-        state.committed = state.standby.take().expect("it was behind");
+        state.timeline += 1;
+        state.committed = state.standby.take().expect("a standby lags");
         if !self.follows(Rule::MoveAfterFailover) {
-            state.committed.row.history = state.history;
+            state.committed.row.timeline = state.timeline;
         }
         state.commits = state.committed.data;
         for (who, request) in Who::HOLDERS
@@ -557,7 +557,7 @@ fn superseded(state: &mut State, who: Who) -> Stage {
 fn may_be_refused(state: &State, who: Who) -> bool {
     let mut holders = Who::HOLDERS.iter();
     let newer = holders.any(|other| state.holder(*other).token > state.holder(who).token);
-    newer || state.history > 0
+    newer || state.timeline > 0
 }
 
 /// Whether a crash of the database ends this attempt.

@@ -25,7 +25,9 @@ impl LastWord {
         let mut state = state.clone();
         while let Some(request) = &state.requests[holder] {
             let next = Self::goes_on(Of(holder), request);
-            state = self.next_state(&state, next).expect("each step goes on");
+            state = self
+                .next_state(&state, next)
+                .expect("a request in progress has a next step");
         }
         matches!(state.holders[holder], Holder::Holds(_))
     }

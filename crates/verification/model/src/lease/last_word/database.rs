@@ -25,7 +25,7 @@ pub struct Database {
     /// The protected value: the number of its last write.
     pub value: u8,
     /// The timeline of the server.
-    pub time_line: u8,
+    pub timeline: u8,
     /// The timeline on which the row was last read.
     pub seen_on: u8,
 }
@@ -43,7 +43,7 @@ impl Default for Database {
             announced: 0,
             lease: None,
             value: 0,
-            time_line: 0,
+            timeline: 0,
             seen_on: 0,
         }
     }
@@ -99,16 +99,16 @@ impl Database {
     }
 
     fn catch_up(&mut self, rules: Rules) {
-        let failovers = self.time_line - self.seen_on;
-        self.seen_on = self.time_line;
+        let failovers = self.timeline - self.seen_on;
+        self.seen_on = self.timeline;
         if failovers > 0 && rules.follows(Rule::MoveUp) {
             self.epoch += failovers * MOVE;
-            let handed_out = self.epoch * EPOCH + (EPOCH - 1);
+            let last_token = self.epoch * EPOCH + (EPOCH - 1);
             let seen = self.max_token.max(self.announced);
-            self.max_token = if seen > handed_out {
+            self.max_token = if seen > last_token {
                 seen + JUMP
             } else {
-                handed_out
+                last_token
             };
         }
     }

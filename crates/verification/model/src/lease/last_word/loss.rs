@@ -12,8 +12,8 @@ pub enum Loss {
     RedisRestarts,
     /// The keys are restored to an earlier state. Issuers that have just started accept these keys.
     KeysAreCopiedBack,
-    /// A replica is promoted. The old master continues to run, because it does not know that it was
-    /// replaced.
+    /// A replica is promoted. The old master continues to run, because it has not detected its
+    /// replacement.
     ReplicaIsPromoted,
     /// An issuer restarts, and loses the record of the tokens that it has announced.
     IssuerRestarts(u8),
@@ -33,7 +33,7 @@ impl LastWord {
             // The forged token is one that the store will grant later, or one that it never grants.
             let last = match self.bounds.one_database {
                 true => state.database.seen(),
-                false => server.clock,
+                false => server.counter,
             };
             steps.push(Step::Forge { token: last + 2 });
             steps.push(Step::Forge { token: FAR });
@@ -69,7 +69,7 @@ impl LastWord {
         match loss {
             Loss::RedisRestarts => state.servers[master] = self.new_epoch(state),
             Loss::KeysAreCopiedBack => {
-                state.servers[master] = state.saved.take().expect("it was saved");
+                state.servers[master] = state.saved.take().expect("the keys were saved");
             }
             Loss::ReplicaIsPromoted => {
                 state.servers[1] = self.new_epoch(state);
@@ -88,9 +88,9 @@ impl LastWord {
             }
             Loss::DatabaseCrashes => state.database = state.disk.clone(),
             Loss::StandbyIsPromoted => {
-                let time_line = state.database.time_line + 1;
-                state.database = state.standby.take().expect("it was behind");
-                state.database.time_line = time_line;
+                let timeline = state.database.timeline + 1;
+                state.database = state.standby.take().expect("a standby lags");
+                state.database.timeline = timeline;
                 state.disk = state.database.clone();
             }
         }
@@ -101,7 +101,7 @@ impl LastWord {
         state.disk = state.database.clone();
         state.past.epoch = state.past.epoch.max(epoch);
         Server {
-            clock: epoch * EPOCH,
+            counter: epoch * EPOCH,
             lease: None,
         }
     }

@@ -66,13 +66,13 @@ pub enum Step {
     IsStillHeldAndAnswered(Of),
     /// The announcement was fast, so the request is answered without another check of the lease.
     IsAnswered(Of),
-    IsGivenBack(Of),
+    IsReleased(Of),
     Reads(Of),
     Writes(Of),
     /// The write is delayed, and its holder continues without an answer.
     WriteIsDelayed(Of),
     DelayedWriteArrives,
-    LeaseRunsOut {
+    LeaseExpires {
         server: usize,
     },
     /// An issuer reconnects, and may find either server.
@@ -149,7 +149,7 @@ impl Model for LastWord {
         }
         for (server, keys) in state.servers.iter().enumerate() {
             if keys.lease.is_some() {
-                steps.push(Step::LeaseRunsOut { server });
+                steps.push(Step::LeaseExpires { server });
             }
         }
         if state.master == 1 && state.reconnects < RECONNECTS {
@@ -183,13 +183,13 @@ impl Model for LastWord {
             Step::TakesHigherToken(of) => self.take_higher(&mut state, of),
             Step::IsStillHeldAndAnswered(of) => self.confirm(&mut state, of),
             Step::IsAnswered(of) => self.answer_at_once(&mut state, of),
-            Step::IsGivenBack(of) => self.give_back(&mut state, of),
+            Step::IsReleased(of) => self.release_lost(&mut state, of),
             Step::Reads(_) | Step::Writes(_) | Step::WriteIsDelayed(_) => {
                 self.work(&mut state, step)
             }
             Step::DelayedWriteArrives => self.arrive(&mut state),
             Step::Forge { token } => self.forge(&mut state, token),
-            Step::LeaseRunsOut { server } => state.servers[server].lease = None,
+            Step::LeaseExpires { server } => state.servers[server].lease = None,
             Step::Reconnects { issuer } => {
                 state.reconnects += 1;
                 let server = &mut state.issuers[usize::from(issuer)].server;
@@ -201,9 +201,9 @@ impl Model for LastWord {
             Step::StandbyFallsBehind => state.standby = Some(state.database.clone()),
             Step::Lose(loss) => self.lose(&mut state, loss),
         }
-        let mut clocks = state.servers.iter().map(|server| server.clock / EPOCH);
-        if clocks.any(|epoch| epoch > state.past.epoch) {
-            state.past.breaks(Promise::OwnClock);
+        let mut counters = state.servers.iter().map(|server| server.counter / EPOCH);
+        if counters.any(|epoch| epoch > state.past.epoch) {
+            state.past.breaks(Promise::OwnCounter);
         }
         Some(state)
     }

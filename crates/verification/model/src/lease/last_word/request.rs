@@ -53,7 +53,7 @@ impl LastWord {
             Kind::Release => state.holders[holder] = Holder::Done,
         }
         state.requests[holder] = Some(Request {
-            id: u8::try_from(holder).expect("there are few"),
+            id: u8::try_from(holder).expect("there are few holders"),
             issuer,
             kind,
             phase: Phase::Sent,
@@ -69,7 +69,7 @@ impl LastWord {
             Phase::Took(_) => Step::IsAnnounced(of),
             Phase::Superseded(_) => Step::TakesHigherToken(of),
             Phase::Announced(_) => Step::IsStillHeldAndAnswered(of),
-            Phase::Lost => Step::IsGivenBack(of),
+            Phase::Lost => Step::IsReleased(of),
         }
     }
 
@@ -130,14 +130,14 @@ impl LastWord {
                 !self.rules.follows(Rule::OfOthers)
                     || issuer.announced[usize::from(request.id)] == Some(token)
             }
-            Kind::Release => unreachable!("it takes no token"),
+            Kind::Release => unreachable!("a release takes no token"),
         }
     }
 
     pub(super) fn announce(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Took(token) = request.phase else {
-            unreachable!("it has a token");
+            unreachable!("the request has taken a token");
         };
         let announcement = state.database.announce(token, request.id, self.rules);
         if self.rules.follows(Rule::OnDisk) {
@@ -169,10 +169,10 @@ impl LastWord {
     pub(super) fn take_higher(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Superseded(next) = request.phase else {
-            unreachable!("it was superseded");
+            unreachable!("the token was superseded");
         };
         let compares = self.rules.follows(Rule::LiftCompares);
-        let follows = !self.rules.follows(Rule::ClockStays);
+        let follows = !self.rules.follows(Rule::CounterStays);
         let server = server_of(state, &request);
         let Some((id, _)) = server
             .lease
@@ -182,7 +182,7 @@ impl LastWord {
         };
         let token = server.take(id, next);
         if follows {
-            server.clock = token;
+            server.counter = token;
         }
         let higher = request.higher + 1;
         put(
@@ -200,7 +200,7 @@ impl LastWord {
     pub(super) fn confirm(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Announced(token) = request.phase else {
-            unreachable!("it was announced");
+            unreachable!("the grant was announced");
         };
         let plain = !self.rules.follows(Rule::OfTheStore);
         let server = server_of(state, &request);
@@ -226,12 +226,12 @@ impl LastWord {
     pub(super) fn answer_at_once(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Announced(token) = request.phase else {
-            unreachable!("it was announced");
+            unreachable!("the grant was announced");
         };
         self.answer(state, of, &request, token);
     }
 
-    pub(super) fn give_back(&self, state: &mut State, of: Of) {
+    pub(super) fn release_lost(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let server = server_of(state, &request);
         let stood = server.lease.take_if(|(id, _)| *id == request.id).is_some();
@@ -293,15 +293,17 @@ impl LastWord {
 impl Server {
     /// Gives a lease the next token, or `lowest` if that is higher.
     fn take(&mut self, id: u8, lowest: u8) -> u8 {
-        self.clock += 1;
-        let token = self.clock.max(lowest);
+        self.counter += 1;
+        let token = self.counter.max(lowest);
         self.lease = Some((id, token));
         token
     }
 }
 
 pub(super) fn take(state: &mut State, of: Of) -> Request {
-    state.requests[of.0].take().expect("it is on its way")
+    state.requests[of.0]
+        .take()
+        .expect("the request is in progress")
 }
 
 fn put(state: &mut State, of: Of, request: Request) {

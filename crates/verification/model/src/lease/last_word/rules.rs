@@ -7,31 +7,31 @@ use super::{Bounds, Loss};
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Promise {
     NoLostUpdate,
-    OlderIsDead,
+    OlderIsStale,
     Distinct,
     Later,
     Stands,
-    OwnClock,
+    OwnCounter,
 }
 
 impl Promise {
     pub const ALL: [Self; 6] = [
         Self::NoLostUpdate,
-        Self::OlderIsDead,
+        Self::OlderIsStale,
         Self::Distinct,
         Self::Later,
         Self::Stands,
-        Self::OwnClock,
+        Self::OwnCounter,
     ];
 
     pub const fn text(self) -> &'static str {
         match self {
             Self::NoLostUpdate => "no write overwrites an update that its holder has not read",
-            Self::OlderIsDead => "after an answer under a token, older tokens are stale",
+            Self::OlderIsStale => "after an answer under a token, older tokens are stale",
             Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Stands => "without a fault, the holder of a valid lease is not refused",
-            Self::OwnClock => "no forged token changes a token counter",
+            Self::OwnCounter => "no forged token changes a token counter",
         }
     }
 }
@@ -47,7 +47,7 @@ pub enum Rule {
     Lift,
     OfTheStore,
     LiftCompares,
-    ClockStays,
+    CounterStays,
     RenewalIsLost,
     NewToken,
     OfOthers,
@@ -65,7 +65,7 @@ impl Rule {
         Self::Lift,
         Self::OfTheStore,
         Self::LiftCompares,
-        Self::ClockStays,
+        Self::CounterStays,
         Self::RenewalIsLost,
         Self::NewToken,
         Self::OfOthers,
@@ -96,7 +96,7 @@ impl Rule {
             Self::Lift => Bounds { forged: 1, ..alone },
             Self::OfTheStore => alone,
             Self::LiftCompares => alone,
-            Self::ClockStays => Bounds {
+            Self::CounterStays => Bounds {
                 forged: 1,
                 holders: 1,
                 ..alone
@@ -138,7 +138,7 @@ impl fmt::Display for Rule {
             Self::Lift => "a superseded grant gets a higher token",
             Self::OfTheStore => "the store, not the announcement, assigns the higher token",
             Self::LiftCompares => "only a lease that is still held gets the higher token",
-            Self::ClockStays => "the higher token does not change the token counter",
+            Self::CounterStays => "the higher token does not change the token counter",
             Self::RenewalIsLost => "a renewal whose token is superseded reports a lost lease",
             Self::NewToken => "a renewal with a new token is announced",
             Self::OfOthers => "a renewal announces a token that another process has assigned",

@@ -43,7 +43,7 @@ pub struct State {
 impl Default for State {
     fn default() -> Self {
         let server = Server {
-            clock: EPOCH,
+            counter: EPOCH,
             lease: None,
         };
         Self {
@@ -86,9 +86,9 @@ pub enum Holder {
 pub struct Held {
     pub id: u8,
     pub token: u8,
-    /// The value that it read.
+    /// The value that the holder has read.
     pub read: Option<u8>,
-    /// Whether it has sent a write under this token, even without an answer.
+    /// Whether the holder has sent a write under this token, even without an answer.
     pub used: bool,
     /// Whether a write of this holder may still be in transit. In this case, the holder takes a
     /// new token before it reads again.
@@ -105,7 +105,7 @@ pub struct Issuer {
 /// A store. Its token counter is the last token that it has granted.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Server {
-    pub clock: u8,
+    pub counter: u8,
     /// The id and the token of the lease.
     pub lease: Option<(u8, u8)>,
 }
@@ -131,7 +131,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script has not run yet.
+    /// The script of the request has not run yet.
     Sent,
     /// The store has granted this token.
     Took(u8),

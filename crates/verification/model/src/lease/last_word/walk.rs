@@ -23,11 +23,13 @@ impl LastWord {
 
     /// Takes a step, and then all steps of the request that it began.
     pub fn take(&self, state: &State, step: Step) -> State {
-        let mut state = self.next_state(state, step).expect("each step goes on");
+        let mut state = self.next_state(state, step).expect("the step is possible");
         while let Some(place) = state.requests.iter().position(Option::is_some) {
-            let request = state.requests[place].as_ref().expect("it is there");
+            let request = state.requests[place]
+                .as_ref()
+                .expect("this request is in progress");
             let next = Self::goes_on(Of(place), request);
-            state = self.next_state(&state, next).expect("each step goes on");
+            state = self.next_state(&state, next).expect("the step is possible");
         }
         state
     }

@@ -29,10 +29,10 @@ impl LastWord {
 
     pub(super) fn work(&self, state: &mut State, step: Step) {
         let (Step::Reads(of) | Step::Writes(of) | Step::WriteIsDelayed(of)) = step else {
-            unreachable!("it is none of these");
+            unreachable!("no other step reads or writes");
         };
         let Holder::Holds(mut held) = state.holders[of.0] else {
-            unreachable!("it holds a lease");
+            unreachable!("the holder has a lease");
         };
         match step {
             Step::Reads(_) => held.read = Some(state.database.value),
@@ -67,7 +67,7 @@ impl LastWord {
     }
 
     pub(super) fn arrive(&self, state: &mut State) {
-        let held = state.delayed.take().expect("it is under way");
+        let held = state.delayed.take().expect("a write is delayed");
         self.write(state, held);
     }
 
@@ -94,7 +94,7 @@ impl LastWord {
         if held.read != Some(before) {
             past.breaks(Promise::NoLostUpdate);
         } else if past.answered.iter().any(newer) {
-            past.breaks(Promise::OlderIsDead);
+            past.breaks(Promise::OlderIsStale);
         }
         true
     }

@@ -11,9 +11,9 @@ use super::{
 const STEPS: usize = 12;
 
 impl Losses {
-    /// Whether each holder that acquires a lease gets it, or is answered that another holder has
-    /// it. Only requests that wait for a script are examined, because all other steps lead to a
-    /// script.
+    /// Whether each holder that acquires a lease gets it, or receives the answer that another
+    /// holder has it. Only requests that wait for a script are examined, because all other steps
+    /// lead to a script.
     pub(super) fn answers_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {
             Some(request) if matches!(request.phase, Phase::Sent { .. }) => match request.kind {
@@ -31,19 +31,22 @@ impl Losses {
                 return self.is_answered(&state, holder, issuer);
             };
             let next = Self::goes_on(Of(holder), request);
-            state = self.next_state(&state, next).expect("each step goes on");
+            state = self
+                .next_state(&state, next)
+                .expect("a request in progress has a next step");
         }
         false
     }
 
     fn is_answered(&self, state: &State, holder: usize, issuer: u8) -> bool {
-        let id = u8::try_from(holder).expect("there are few");
+        let id = u8::try_from(holder).expect("there are few holders");
         let server = usize::from(state.issuers[usize::from(issuer)].server);
         let keys = &state.servers[server].keys;
         let lease = &keys.leases[self.resource(id)];
         let is_held = lease.as_ref().is_some_and(|lease| lease.id != id);
-        let mut clock = keys.clock.iter();
-        let is_of_another = clock.any(|clock| usize::from(clock.source) != self.application(id));
+        let mut counter = keys.counter.iter();
+        let is_of_another =
+            counter.any(|counter| usize::from(counter.source) != self.application(id));
         matches!(state.holders[holder], Holder::Holds(_)) || is_held || is_of_another
     }
 }

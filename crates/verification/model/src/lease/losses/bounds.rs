@@ -25,7 +25,7 @@ pub struct Bounds {
     pub new_tokens: u8,
     /// The exclusive upper bound of the numbers of a counter. It is 10⁹ in the crate.
     pub numbers: u8,
-    /// Whether the database notices that its timeline has changed.
+    /// Whether the database detects that its timeline has changed.
     pub notices: bool,
 }
 
@@ -165,7 +165,7 @@ const ANY_OF_REDIS: &[Loss] = &[
     Loss::RedisRestartsFromAnOldFile,
     Loss::RedisRestarts,
     Loss::RedisIsFlushed,
-    Loss::ClockIsEvicted,
+    Loss::CounterIsEvicted,
     Loss::IssuerRestarts(0),
     Loss::IssuerRestarts(1),
 ];
@@ -174,7 +174,7 @@ const ANY_OF_REDIS: &[Loss] = &[
 const PROMOTION_AND_ANOTHER: &[Loss] = &[
     Loss::ReplicaIsPromoted,
     Loss::RedisIsFlushed,
-    Loss::ClockIsEvicted,
+    Loss::CounterIsEvicted,
     Loss::IssuerRestarts(0),
     Loss::IssuerRestarts(1),
 ];

@@ -24,7 +24,7 @@ impl Database {
     pub fn next_epoch(&mut self, at_least: u8, rules: Rules) -> u8 {
         self.catch_up(rules);
         self.epoch += 1;
-        if rules.follows(Rule::AboveTheClock) {
+        if rules.follows(Rule::AboveTheCounter) {
             self.epoch = self.epoch.max(at_least);
         }
         self.flush(rules);
@@ -34,7 +34,7 @@ impl Database {
     /// Records an epoch that an issuer reports. Returns this epoch, or the lowest valid epoch if
     /// this epoch is no longer valid.
     pub fn report_epoch(&mut self, seen: u8, rules: Rules) -> u8 {
-        if rules.follows(Rule::BroughtBack) {
+        if rules.follows(Rule::ReReported) {
             self.epoch = self.epoch.max(seen);
         }
         self.catch_up(rules);
@@ -47,7 +47,7 @@ impl Database {
     }
 
     pub fn promote(&mut self, noticed: bool) {
-        self.epoch = self.standby.take().expect("it was behind");
+        self.epoch = self.standby.take().expect("a standby lags");
         self.disk = self.epoch;
         self.changed = noticed;
     }

@@ -18,11 +18,11 @@ pub enum Loss {
     /// Redis loses all keys, and keeps its replication id.
     RedisIsFlushed,
     /// Redis loses the token counter. It keeps its replication id and the lease.
-    ClockIsEvicted,
+    CounterIsEvicted,
     /// The keys are restored to an earlier state. Redis keeps its replication id.
     KeysAreCopiedBack,
-    /// A replica is promoted. The old master continues to run, because it does not know that it was
-    /// replaced.
+    /// A replica is promoted. The old master continues to run, because it has not detected its
+    /// replacement.
     ReplicaIsPromoted,
     /// An issuer loses its memory.
     IssuerRestarts(u8),
@@ -34,7 +34,7 @@ pub enum Loss {
 
 impl Losses {
     pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
-        if state.past.just_forgot && self.is_remembered(state) {
+        if state.past.just_forgot && self.is_last_epoch_seen(state) {
             steps.push(Step::AMinutePasses);
         }
         if state.losses == self.bounds.most {
@@ -53,14 +53,14 @@ impl Losses {
             steps.push(Step::StandbyFallsBehind);
         }
         // Redis and the issuers must not lose an epoch shortly after the database has lost it,
-        // unless the database notices its own loss. Otherwise no component would know the epoch.
-        let remembers = self.bounds.notices || !state.past.just_forgot;
+        // unless the database detects its own loss. Otherwise no component would know the epoch.
+        let is_epoch_known = self.bounds.notices || !state.past.just_forgot;
         let happens = |loss: &Loss| match loss {
             Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
-                remembers && server.keys != Keys::default()
+                is_epoch_known && server.keys != Keys::default()
             }
             Loss::RedisRestartsFromAnOldFile => {
-                remembers
+                is_epoch_known
                     && state
                         .saved
                         .as_ref()
@@ -75,27 +75,27 @@ impl Losses {
                     .is_some_and(|saved| *saved != server.keys)
                     && state.requests.iter().all(Option::is_none)
             }
-            Loss::ClockIsEvicted => remembers && server.keys.clock.is_some(),
+            Loss::CounterIsEvicted => is_epoch_known && server.keys.counter.is_some(),
             Loss::RedisRestarts => server.keys != Keys::default(),
             Loss::ReplicaIsPromoted => {
                 // The master must have an epoch. Otherwise both the old master and the new one
                 // could begin an epoch.
-                let clock = server.keys.clock.as_ref();
-                let counts = |clock: &super::server::Clock| {
-                    clock.n.is_some() && clock.history == server.history
+                let counter = server.keys.counter.as_ref();
+                let counts = |counter: &super::server::Counter| {
+                    counter.n.is_some() && counter.replication_id == server.replication_id
                 };
-                remembers && state.master == 0 && clock.is_some_and(counts)
+                is_epoch_known && state.master == 0 && counter.is_some_and(counts)
             }
             Loss::IssuerRestarts(issuer) => {
-                remembers && state.issuers[usize::from(*issuer)] != Issuer::default()
+                is_epoch_known && state.issuers[usize::from(*issuer)] != Issuer::default()
             }
             Loss::DatabaseCrashes => database.disk != database.epoch,
             Loss::StandbyIsPromoted => {
                 let standby = database.standby;
-                let clock = server.keys.clock.as_ref();
-                let knows = |clock: &super::server::Clock| clock.epoch >= state.past.begun;
+                let counter = server.keys.counter.as_ref();
+                let knows = |counter: &super::server::Counter| counter.epoch >= state.past.begun;
                 standby.is_some_and(|epoch| epoch != database.epoch)
-                    && (self.bounds.notices || remembers && clock.is_some_and(knows))
+                    && (self.bounds.notices || is_epoch_known && counter.is_some_and(knows))
             }
         };
         let losses = self.bounds.losses.iter().copied().filter(happens);
@@ -103,7 +103,7 @@ impl Losses {
     }
 
     /// Whether an issuer has seen the last epoch.
-    fn is_remembered(&self, state: &State) -> bool {
+    fn is_last_epoch_seen(&self, state: &State) -> bool {
         let mut issuers = state.issuers.iter();
         // No request takes a minute, so no request may have an epoch that has not begun.
         let mut requests = state.requests.iter().flatten();
@@ -123,30 +123,32 @@ impl Losses {
                 state.databases[0].standby = Some(state.databases[0].epoch);
                 return;
             }
-            _ => return self.remind(state),
+            _ => return self.re_report(state),
         };
         state.losses += 1;
         let server = &mut state.servers[usize::from(state.master)];
-        let mut next_history = || {
-            state.histories += 1;
-            state.histories
+        let mut next_replication_id = || {
+            state.replication_ids += 1;
+            state.replication_ids
         };
         match loss {
             Loss::RedisRestartsEmpty => {
-                server.history = next_history();
+                server.replication_id = next_replication_id();
                 server.keys = Keys::default();
             }
             Loss::RedisRestartsFromAnOldFile => {
-                server.history = next_history();
-                server.keys = state.saved.take().expect("it was saved");
+                server.replication_id = next_replication_id();
+                server.keys = state.saved.take().expect("the keys were saved");
             }
-            Loss::RedisRestarts => server.history = next_history(),
+            Loss::RedisRestarts => server.replication_id = next_replication_id(),
             Loss::RedisIsFlushed => server.keys = Keys::default(),
-            Loss::ClockIsEvicted => server.keys.clock = None,
-            Loss::KeysAreCopiedBack => server.keys = state.saved.take().expect("it was saved"),
+            Loss::CounterIsEvicted => server.keys.counter = None,
+            Loss::KeysAreCopiedBack => {
+                server.keys = state.saved.take().expect("the keys were saved")
+            }
             Loss::ReplicaIsPromoted => {
                 let keys = server.keys.clone();
-                state.servers[1].history = next_history();
+                state.servers[1].replication_id = next_replication_id();
                 state.servers[1].keys = state.saved.take().unwrap_or(keys);
                 state.master = 1;
             }
@@ -170,7 +172,7 @@ impl Losses {
     }
 
     /// Reports the epoch of each issuer to the database, as issuers do each minute.
-    fn remind(&self, state: &mut State) {
+    fn re_report(&self, state: &mut State) {
         state.past.just_forgot = false;
         if !self.rules.follows(Rule::Again) {
             return;

@@ -52,7 +52,7 @@ impl Losses {
 
     /// Whether two holders are interchangeable.
     fn are_alike(&self, one: usize, other: usize) -> bool {
-        let id = |holder| u8::try_from(holder).expect("there are few");
+        let id = |holder| u8::try_from(holder).expect("there are few holders");
         self.compare(id(one), id(other))
     }
 
@@ -85,7 +85,7 @@ pub enum Step {
     EpochBegins(Of),
     MasterIsFoundAgain(Of),
     IsAnswered(Of),
-    LeaseRunsOut {
+    LeaseExpires {
         server: u8,
         resource: usize,
     },
@@ -158,7 +158,7 @@ impl Model for Losses {
         for (number, server) in (0..).zip(&state.servers) {
             for (resource, lease) in server.keys.leases.iter().enumerate() {
                 if lease.is_some() {
-                    steps.push(Step::LeaseRunsOut {
+                    steps.push(Step::LeaseExpires {
                         server: number,
                         resource,
                     });
@@ -166,7 +166,7 @@ impl Model for Losses {
             }
         }
         if state.master == 1 && state.reconnects < RECONNECTS {
-            let issuers = 0..u8::try_from(self.bounds.issuers).expect("there are few");
+            let issuers = 0..u8::try_from(self.bounds.issuers).expect("there are few issuers");
             let free = issuers.filter(|issuer| !state.has_epoch(*issuer));
             steps.extend(free.map(|issuer| Step::Reconnects { issuer }));
         }
@@ -195,9 +195,11 @@ impl Model for Losses {
             Step::EpochBegins(of) => self.begin_epoch(&mut state, of),
             Step::MasterIsFoundAgain(of) => self.find_master(&mut state, of),
             Step::IsAnswered(of) => self.answer(&mut state, of),
-            Step::LeaseRunsOut { server, resource } => {
+            Step::LeaseExpires { server, resource } => {
                 let server = &mut state.servers[usize::from(server)];
-                let lease = server.keys.leases[resource].take().expect("there is one");
+                let lease = server.keys.leases[resource]
+                    .take()
+                    .expect("the resource has a lease");
                 state.past.ended |= 1 << lease.id;
             }
             Step::Reconnects { issuer } => {
@@ -233,7 +235,8 @@ impl Model for Losses {
             Property::sometimes(
                 "every holder was granted its lease",
                 |world: &Self, state: &State| {
-                    let holders = 0..u8::try_from(world.bounds.holders).expect("there are few");
+                    let holders =
+                        0..u8::try_from(world.bounds.holders).expect("there are few holders");
                     holders.into_iter().all(|id| state.past.was_granted(id))
                 },
             ),

@@ -17,8 +17,8 @@ impl Losses {
             false => self.bounds.issuers,
         };
         let of = Of(holder);
-        let number = u8::try_from(holder).expect("there are few");
-        for issuer in 0..u8::try_from(issuers).expect("there are few") {
+        let number = u8::try_from(holder).expect("there are few holders");
+        for issuer in 0..u8::try_from(issuers).expect("there are few issuers") {
             if self.application(issuer) != self.application(number) {
                 continue;
             }
@@ -51,7 +51,7 @@ impl Losses {
             (Kind::Renew { .. }, same) => same,
             (Kind::Release, _) => Holder::Done,
         };
-        let id = u8::try_from(holder).expect("there are few");
+        let id = u8::try_from(holder).expect("there are few holders");
         let seen = state.issuers[usize::from(issuer)].seen;
         state.requests[holder] = Some(Request {
             id,
@@ -77,9 +77,11 @@ impl Losses {
     }
 
     pub(super) fn run_script(&self, state: &mut State, of: Of) {
-        let mut request = state.requests[of.0].take().expect("it is on its way");
+        let mut request = state.requests[of.0]
+            .take()
+            .expect("the request is in progress");
         let Phase::Sent { seen, replaces } = request.phase else {
-            unreachable!("it was sent");
+            unreachable!("the script was sent");
         };
         let call = self.call(&request, seen, replaces);
         let issuer = usize::from(request.issuer);
@@ -128,9 +130,11 @@ impl Losses {
     }
 
     pub(super) fn take_epoch(&self, state: &mut State, of: Of) {
-        let request = state.requests[of.0].as_mut().expect("it is on its way");
+        let request = state.requests[of.0]
+            .as_mut()
+            .expect("the request is in progress");
         let Phase::NeedsEpoch(blank) = request.phase else {
-            unreachable!("it needs one");
+            unreachable!("the request needs an epoch");
         };
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         let application = self.application(request.issuer);
@@ -145,16 +149,18 @@ impl Losses {
             issuer.ahead = Some(taken());
             epoch
         };
-        issuer.told = issuer.told.max(epoch);
-        let handed_out = &mut state.past.handed_out[application];
-        *handed_out = (*handed_out).max(epoch);
+        issuer.reported = issuer.reported.max(epoch);
+        let highest = &mut state.past.granted_epochs[application];
+        *highest = (*highest).max(epoch);
         request.phase = Phase::HasEpoch(blank, epoch);
     }
 
     pub(super) fn begin_epoch(&self, state: &mut State, of: Of) {
-        let mut request = state.requests[of.0].take().expect("it is on its way");
+        let mut request = state.requests[of.0]
+            .take()
+            .expect("the request is in progress");
         let Phase::HasEpoch(blank, epoch) = request.phase else {
-            unreachable!("it has one");
+            unreachable!("the request has an epoch");
         };
         let issuer = &state.issuers[usize::from(request.issuer)];
         let (server, seen) = (issuer.server, issuer.seen);
@@ -170,7 +176,9 @@ impl Losses {
     }
 
     pub(super) fn find_master(&self, state: &mut State, of: Of) {
-        let request = state.requests[of.0].as_mut().expect("it is on its way");
+        let request = state.requests[of.0]
+            .as_mut()
+            .expect("the request is in progress");
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         if self.rules.follows(Rule::FindMaster) {
             issuer.server = state.master;
@@ -183,7 +191,9 @@ impl Losses {
 
     /// Answers a grant, after the database has recorded its epoch.
     pub(super) fn answer(&self, state: &mut State, of: Of) {
-        let mut request = state.requests[of.0].take().expect("it is on its way");
+        let mut request = state.requests[of.0]
+            .take()
+            .expect("the request is in progress");
         let Phase::Granted {
             token,
             place,
@@ -191,15 +201,15 @@ impl Losses {
             by_master,
         } = request.phase
         else {
-            unreachable!("it was granted");
+            unreachable!("the lease was granted");
         };
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         issuer.seen = issuer.seen.max(place);
         let keeps_token = matches!(request.kind, Kind::Renew { new_token: false });
-        if !keeps_token && issuer.told < place.0 {
+        if !keeps_token && issuer.reported < place.0 {
             let database = &mut state.databases[self.application(request.issuer)];
             let alive = database.report_epoch(place.0, self.rules);
-            issuer.told = place.0;
+            issuer.reported = place.0;
             if alive > place.0 {
                 // The epoch is no longer valid.
                 issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
@@ -243,7 +253,7 @@ impl Losses {
         if by_master && token < request.after {
             past.breaks(match request.kind {
                 Kind::Acquire => Promise::Later,
-                _ => Promise::StaysDead,
+                _ => Promise::StaysSuperseded,
             });
         }
         if server == 1 {
@@ -252,7 +262,7 @@ impl Losses {
         if server == 0 && !by_master && past.first_of_new.is_some_and(|first| first < token) {
             past.breaks(Promise::Superseded);
         }
-        if place.0 > past.handed_out[self.application(request.issuer)] {
+        if place.0 > past.granted_epochs[self.application(request.issuer)] {
             past.breaks(Promise::OwnEpochs);
         }
         let answered = (token, request.id);
@@ -265,7 +275,8 @@ impl Losses {
         Call {
             resource: self.resource(request.id),
             id: request.id,
-            source: u8::try_from(self.application(request.issuer)).expect("there are two"),
+            source: u8::try_from(self.application(request.issuer))
+                .expect("there are at most two applications"),
             seen,
             replaces,
         }

@@ -9,7 +9,7 @@ pub enum Promise {
     Distinct,
     Later,
     Superseded,
-    StaysDead,
+    StaysSuperseded,
     Stands,
     OwnEpochs,
 }
@@ -19,7 +19,7 @@ impl Promise {
         Self::Distinct,
         Self::Later,
         Self::Superseded,
-        Self::StaysDead,
+        Self::StaysSuperseded,
         Self::Stands,
         Self::OwnEpochs,
     ];
@@ -29,7 +29,7 @@ impl Promise {
             Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Superseded => "a deposed master grants no token above those of the new master",
-            Self::StaysDead => "a superseded lease is not renewed",
+            Self::StaysSuperseded => "a superseded lease is not renewed",
             Self::Stands => "a lease ends only if it expires or is released, or if data is lost",
             Self::OwnEpochs => "an issuer uses only epochs of its own database",
         }
@@ -39,44 +39,44 @@ impl Promise {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Rule {
     Epoch,
-    History,
+    ReplicationId,
     Incarnation,
-    AboveTheClock,
+    AboveTheCounter,
     NotAhead,
     EndOfNumbers,
     Durable,
-    BroughtBack,
+    ReReported,
     Again,
     MoveUp,
     Memory,
     FindMaster,
     BeginsAbove,
     AboveTheMemory,
-    LeaseOfAClock,
+    LeaseOfACounter,
     LeaseOfTheEpoch,
     Source,
     RenewCompares,
     ReleaseCompares,
     LeaseOfANumber,
-    HistoryOfBlank,
+    ReplicationIdOfBlank,
 }
 
 impl Rule {
     pub const ALL: &[Self] = &[
         Self::Epoch,
-        Self::History,
+        Self::ReplicationId,
         Self::Incarnation,
-        Self::AboveTheClock,
+        Self::AboveTheCounter,
         Self::NotAhead,
         Self::EndOfNumbers,
         Self::Durable,
-        Self::BroughtBack,
+        Self::ReReported,
         Self::Again,
         Self::MoveUp,
         Self::Memory,
         Self::FindMaster,
         Self::BeginsAbove,
-        Self::LeaseOfAClock,
+        Self::LeaseOfACounter,
         Self::LeaseOfTheEpoch,
         Self::Source,
         Self::RenewCompares,
@@ -87,7 +87,7 @@ impl Rule {
     /// effect first.
     pub const SPARE: [Self; 3] = [
         Self::LeaseOfANumber,
-        Self::HistoryOfBlank,
+        Self::ReplicationIdOfBlank,
         Self::AboveTheMemory,
     ];
 
@@ -109,12 +109,14 @@ impl Rule {
         let flushed = |most| losing(most, &[Loss::RedisIsFlushed]);
         match self {
             Self::Epoch => flushed(1),
-            Self::History | Self::HistoryOfBlank => losing(1, &[Loss::RedisRestartsFromAnOldFile]),
+            Self::ReplicationId | Self::ReplicationIdOfBlank => {
+                losing(1, &[Loss::RedisRestartsFromAnOldFile])
+            }
             Self::Incarnation => Bounds {
                 abandoned: 1,
                 ..flushed(1)
             },
-            Self::AboveTheClock => Bounds {
+            Self::AboveTheCounter => Bounds {
                 abandoned: 1,
                 numbers: 2,
                 ..two
@@ -129,7 +131,7 @@ impl Rule {
                 ..alone(flushed(1))
             },
             Self::Durable => losing(2, &[Loss::DatabaseCrashes, Loss::RedisIsFlushed]),
-            Self::BroughtBack | Self::Again => {
+            Self::ReReported | Self::Again => {
                 losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed])
             }
             Self::MoveUp => Bounds {
@@ -145,7 +147,7 @@ impl Rule {
                 holders: 3,
                 ..alone(losing(1, &[Loss::ReplicaIsPromoted]))
             },
-            Self::LeaseOfAClock | Self::LeaseOfANumber => Bounds {
+            Self::LeaseOfACounter | Self::LeaseOfANumber => Bounds {
                 renewals: true,
                 ..losing(1, &[Loss::RedisRestartsFromAnOldFile])
             },
@@ -176,13 +178,15 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Epoch => "a token contains an epoch",
-            Self::History => "a counter is valid only under the replication id that it contains",
+            Self::ReplicationId => {
+                "a counter is valid only under the replication id that it contains"
+            }
             Self::Incarnation => "an epoch begins only on the blank counter for which it was taken",
-            Self::AboveTheClock => "an epoch begins only on a counter with a lower epoch",
+            Self::AboveTheCounter => "an epoch begins only on a counter with a lower epoch",
             Self::NotAhead => "an epoch is taken when it is needed, not in advance",
             Self::EndOfNumbers => "a new epoch begins when the numbers of an epoch are used up",
             Self::Durable => "an epoch is on disk before it is used",
-            Self::BroughtBack => "issuers re-report epochs to the database",
+            Self::ReReported => "issuers re-report epochs to the database",
             Self::Again => "issuers re-report epochs every minute, not only once",
             Self::MoveUp => "the database skips epochs after its timeline has changed",
             Self::Memory => "an issuer keeps the highest count of a partition in memory",
@@ -193,10 +197,10 @@ impl fmt::Display for Rule {
             Self::AboveTheMemory => {
                 "an epoch is requested above the highest count that the issuer has seen"
             }
-            Self::LeaseOfAClock => "a stored lease is valid only if the counter is valid",
+            Self::LeaseOfACounter => "a stored lease is valid only if the counter is valid",
             Self::LeaseOfTheEpoch => "a stored lease is valid only in the epoch of the counter",
             Self::LeaseOfANumber => "a stored lease is valid only up to the number of the counter",
-            Self::HistoryOfBlank => {
+            Self::ReplicationIdOfBlank => {
                 "an epoch begins only under the replication id for which it was taken"
             }
             Self::Source => "a counter belongs to one source of epochs",

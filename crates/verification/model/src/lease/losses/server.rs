@@ -11,22 +11,22 @@ pub type Place = (u8, u8);
 /// A server and its keys of one partition. Each resource has at most one lease.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Server {
-    pub history: u8,
+    pub replication_id: u8,
     pub keys: Keys,
 }
 
 /// The data of a server, which a file or a replica may also contain.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Keys {
-    pub clock: Option<Clock>,
+    pub counter: Option<Counter>,
     /// The lease of each resource.
     pub leases: [Option<Stored>; 2],
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub struct Clock {
+pub struct Counter {
     pub source: u8,
-    pub history: u8,
+    pub replication_id: u8,
     pub incarnation: u8,
     pub epoch: u8,
     /// The last number; `None` while the counter is blank.
@@ -56,7 +56,7 @@ pub struct Call {
 /// The blank counter for which an epoch is needed.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Blank {
-    pub history: u8,
+    pub replication_id: u8,
     pub incarnation: u8,
     pub epoch: u8,
 }
@@ -91,7 +91,7 @@ pub struct Script<'a> {
 
 impl Script<'_> {
     pub fn acquire(&mut self, call: Call) -> Answer {
-        let now = self.clock(call);
+        let now = self.counter(call);
         let kept = match self.lease(call) {
             Some(lease) if lease.id != call.id => return Answer::Held,
             Some(lease) if self.stands(lease, &now) => Some(lease.clone()),
@@ -115,7 +115,7 @@ impl Script<'_> {
             Some(lease) if !compares || lease.id == call.id => lease.clone(),
             _ => return Answer::Lost,
         };
-        let now = self.clock(call);
+        let now = self.counter(call);
         if now.behind && !call.replaces {
             return self.needs_epoch(call, &now);
         }
@@ -145,37 +145,38 @@ impl Script<'_> {
 
     /// Begins an epoch on a blank counter. Returns whether the epoch has begun.
     pub fn begin_epoch(&mut self, call: Call, blank: Blank, epoch: u8) -> bool {
-        let now = self.clock(call);
-        let Some(clock) = &mut self.server.keys.clock else {
+        let now = self.counter(call);
+        let Some(counter) = &mut self.server.keys.counter else {
             return false;
         };
-        let same = !self.rules.follows(Rule::Incarnation) || clock.incarnation == blank.incarnation;
+        let same =
+            !self.rules.follows(Rule::Incarnation) || counter.incarnation == blank.incarnation;
         let above =
-            !self.rules.follows(Rule::AboveTheClock) || epoch > clock.epoch.max(call.seen.0);
-        let same_history =
-            self.server.history == blank.history || !self.rules.follows(Rule::HistoryOfBlank);
-        if !now.own || now.usable || !same_history || !same || !above {
+            !self.rules.follows(Rule::AboveTheCounter) || epoch > counter.epoch.max(call.seen.0);
+        let same_replication_id = self.server.replication_id == blank.replication_id
+            || !self.rules.follows(Rule::ReplicationIdOfBlank);
+        if !now.own || now.usable || !same_replication_id || !same || !above {
             return false;
         }
-        clock.epoch = epoch;
-        clock.n = Some(0);
+        counter.epoch = epoch;
+        counter.n = Some(0);
         true
     }
 
     /// Whether the stamp of a lease is of an earlier epoch.
     pub fn is_of_last_epoch(&self, call: Call) -> bool {
-        let clock = self.server.keys.clock.as_ref();
+        let counter = self.server.keys.counter.as_ref();
         let lease = self.lease(call).as_ref();
-        let mut both = lease.zip(clock).into_iter();
-        both.any(|(lease, clock)| lease.id == call.id && lease.stamp.0 < clock.epoch)
+        let mut both = lease.zip(counter).into_iter();
+        both.any(|(lease, counter)| lease.id == call.id && lease.stamp.0 < counter.epoch)
     }
 
     fn lease(&self, call: Call) -> &Option<Stored> {
         &self.server.keys.leases[call.resource]
     }
 
-    fn clock(&self, call: Call) -> Now {
-        let Some(clock) = &self.server.keys.clock else {
+    fn counter(&self, call: Call) -> Now {
+        let Some(counter) = &self.server.keys.counter else {
             return Now {
                 own: false,
                 behind: false,
@@ -184,10 +185,11 @@ impl Script<'_> {
                 place: (0, 0),
             };
         };
-        let own = (!self.rules.follows(Rule::History) || clock.history == self.server.history)
-            && (!self.rules.follows(Rule::Source) || clock.source == call.source);
-        let place = (clock.epoch, clock.n.unwrap_or(0));
-        let begun = own && clock.n.is_some();
+        let own = (!self.rules.follows(Rule::ReplicationId)
+            || counter.replication_id == self.server.replication_id)
+            && (!self.rules.follows(Rule::Source) || counter.source == call.source);
+        let place = (counter.epoch, counter.n.unwrap_or(0));
+        let begun = own && counter.n.is_some();
         let behind = begun && place < call.seen && self.rules.follows(Rule::Memory);
         let counts = begun && !behind;
         let is_left = place.1 + 1 < self.bounds.numbers || !self.rules.follows(Rule::EndOfNumbers);
@@ -202,15 +204,15 @@ impl Script<'_> {
 
     /// Whether a stored lease is valid: this counter has granted it, and has lost no data since.
     fn stands(&self, lease: &Stored, now: &Now) -> bool {
-        (now.counts || !self.rules.follows(Rule::LeaseOfAClock))
+        (now.counts || !self.rules.follows(Rule::LeaseOfACounter))
             && (lease.stamp.0 == now.place.0 || !self.rules.follows(Rule::LeaseOfTheEpoch))
             && (lease.stamp.1 <= now.place.1 || !self.rules.follows(Rule::LeaseOfANumber))
     }
 
     fn needs_epoch(&mut self, call: Call, now: &Now) -> Answer {
-        let found = &mut self.server.keys.clock;
-        if let Some(clock) = found
-            && clock.source != call.source
+        let found = &mut self.server.keys.counter;
+        if let Some(counter) = found
+            && counter.source != call.source
             && self.rules.follows(Rule::Source)
         {
             return Answer::OtherSource;
@@ -224,36 +226,36 @@ impl Script<'_> {
         }
         if !now.own || now.behind {
             *self.incarnations += 1;
-            *found = Some(Clock {
+            *found = Some(Counter {
                 source: call.source,
-                history: self.server.history,
+                replication_id: self.server.replication_id,
                 incarnation: *self.incarnations,
                 epoch,
                 n: None,
             });
         }
-        let clock = found.as_mut().expect("it is there now");
-        clock.epoch = clock.epoch.max(epoch);
+        let counter = found.as_mut().expect("the counter exists now");
+        counter.epoch = counter.epoch.max(epoch);
         Answer::NeedsEpoch(Blank {
-            history: self.server.history,
-            incarnation: clock.incarnation,
+            replication_id: self.server.replication_id,
+            incarnation: counter.incarnation,
             epoch,
         })
     }
 
     fn grant(&mut self, call: Call) -> Answer {
         // Without epochs, a lost counter counts from the beginning.
-        let clock = self.server.keys.clock.get_or_insert(Clock {
+        let counter = self.server.keys.counter.get_or_insert(Counter {
             source: call.source,
-            history: self.server.history,
+            replication_id: self.server.replication_id,
             incarnation: 0,
             epoch: 0,
             n: None,
         });
-        let n = clock.n.unwrap_or(0) + 1;
-        clock.n = Some(n);
-        let place = (clock.epoch, n);
-        let token = clock.epoch * self.bounds.numbers + n;
+        let n = counter.n.unwrap_or(0) + 1;
+        counter.n = Some(n);
+        let place = (counter.epoch, n);
+        let token = counter.epoch * self.bounds.numbers + n;
         self.server.keys.leases[call.resource] = Some(Stored {
             id: call.id,
             token,

@@ -26,7 +26,7 @@ pub struct State {
     pub saved: Option<Keys>,
     pub databases: [Database; 2],
     /// The last replication id that was drawn.
-    pub histories: u8,
+    pub replication_ids: u8,
     /// The last incarnation that was drawn.
     pub incarnations: u8,
     pub losses: u8,
@@ -64,7 +64,7 @@ pub struct Issuer {
     /// The highest position that it has seen.
     pub seen: Place,
     /// The highest epoch that it has reported to the database, or has received from the database.
-    pub told: u8,
+    pub reported: u8,
     /// An epoch that it took in advance. Issuers do so only if the rule `NotAhead` is left out.
     pub ahead: Option<u8>,
 }
@@ -88,7 +88,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script has not run yet.
+    /// The script of the request has not run yet.
     Sent {
         seen: Place,
         replaces: bool,
@@ -114,7 +114,7 @@ pub struct Past {
     /// The first token that the new master has granted.
     pub first_of_new: Option<u8>,
     /// The highest epoch that each database has granted.
-    pub handed_out: [u8; 2],
+    pub granted_epochs: [u8; 2],
     /// The highest epoch that has begun.
     pub begun: u8,
     /// The leases that have expired, or were released by their holders, as a bit set.

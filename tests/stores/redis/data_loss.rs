@@ -58,7 +58,7 @@ async fn eviction_repeats_no_token() {
     let options = ["--maxmemory-policy", "allkeys-lru"];
     survives(&options, async |server, _| {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
-        eventually("everything is evicted", async || {
+        eventually("all keys are evicted", async || {
             let refused = server.try_command(&["SET", "junk", "x"]).await;
             let size = server.command(&["DBSIZE"]).await;
             refused.is_err() && size == redis::Value::Int(0)
@@ -70,7 +70,7 @@ async fn eviction_repeats_no_token() {
 }
 
 async fn is_in_step(replica: &RedisServer) {
-    eventually("the replica is in step", async || {
+    eventually("the replica has caught up", async || {
         let replication = replica.info("INFO replication").await;
         replication.contains("master_link_status:up")
     })

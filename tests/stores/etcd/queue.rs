@@ -1,4 +1,4 @@
-//! The queue of waiters in etcd: positions that end with their process, and the keys that are left.
+//! The queue of waiters in etcd: positions that end with their process, and the remaining keys.
 
 use std::{
     sync::{
@@ -200,7 +200,7 @@ async fn request_that_lost_its_position_takes_another() {
         waiters(&leases).await == 1
     })
     .await;
-    // The etcd lease of the position is gone, too, as it would be after an outage of the process.
+    // The etcd lease of the position has ended, too, as after an outage of the process.
     cluster.revoke(PLACES).await;
     eventually("the waiter is in the queue again", async || {
         waiters(&leases).await == 1

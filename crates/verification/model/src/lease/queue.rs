@@ -1,4 +1,4 @@
-//! The queue of waiters for a lease in Redis: [`Line`].
+//! The queue of waiters for a lease in Redis: [`Queue`].
 //!
 //! Two waiters use one issuer, and a third waiter uses another issuer. A client that is not in the
 //! queue has the lease. The expiry of the lease does not wake any waiter. A release offers the
@@ -14,8 +14,8 @@ use crate::search::World;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     IsWoken,
-    Looks,
-    AsksAnew,
+    Retries,
+    JoinsAgain,
     Lapses,
 }
 
@@ -23,8 +23,8 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::IsWoken => "a waiter that is offered the lease is woken",
-            Self::Looks => "a waiter retries when the lease should have expired",
-            Self::AsksAnew => "a waiter that is no longer in the queue joins it again",
+            Self::Retries => "a waiter retries when the lease should have expired",
+            Self::JoinsAgain => "a waiter that is no longer in the queue joins it again",
             Self::Lapses => "an unconfirmed offer expires soon",
         })
     }
@@ -41,9 +41,9 @@ pub enum Waiter {
     New,
     Sleeps,
     Holds,
-    /// Its turn is over.
+    /// The turn of the waiter is over.
     Done,
-    /// Its issuer was killed, or it has disconnected.
+    /// The issuer of the waiter was killed, or the waiter has disconnected.
     Gone,
 }
 
@@ -52,14 +52,14 @@ pub enum Lease {
     Free,
     /// The client that has never waited has the lease.
     OfAnother,
-    HandedTo(usize),
+    OfferedTo(usize),
     Of(usize),
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
     pub lease: Lease,
-    pub line: Vec<usize>,
+    pub queue: Vec<usize>,
     pub waiters: [Waiter; WAITERS],
     /// Whether a message to each waiter has been sent and has not arrived.
     pub messages: [bool; WAITERS],
@@ -73,27 +73,27 @@ pub struct State {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
-    Ask(usize),
+    Request(usize),
     /// A message arrives, and the waiter retries.
     IsWoken(usize),
     /// The waiter retries when the lease should have expired, or when the waiter is no longer in
     /// the queue.
-    Look(usize),
+    Retry(usize),
     Release,
-    RunsOut,
+    Expires,
     MessageIsLost(usize),
-    IssuerDies(usize),
+    IssuerIsKilled(usize),
     GoesAway(usize),
 }
 
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct Queue {
     /// The maximum total number of lost messages, killed issuers and waiters that disconnect.
     pub faults: u8,
     pub missing: Option<Rule>,
 }
 
-impl Line {
+impl Queue {
     fn follows(&self, rule: Rule) -> bool {
         self.missing != Some(rule)
     }
@@ -102,14 +102,14 @@ impl Line {
     fn goes_on(&self, state: &State, steps: &mut Vec<Step>) {
         for waiter in 0..WAITERS {
             match state.waiters[waiter] {
-                Waiter::New => steps.push(Step::Ask(waiter)),
+                Waiter::New => steps.push(Step::Request(waiter)),
                 Waiter::Sleeps => {
-                    let is_out = !state.line.contains(&waiter)
-                        && state.lease != Lease::HandedTo(waiter)
-                        && self.follows(Rule::AsksAnew);
-                    let is_over = state.lease == Lease::Free && (is_out || !state.line.is_empty());
-                    if (is_over || is_out) && self.follows(Rule::Looks) {
-                        steps.push(Step::Look(waiter));
+                    let is_out = !state.queue.contains(&waiter)
+                        && state.lease != Lease::OfferedTo(waiter)
+                        && self.follows(Rule::JoinsAgain);
+                    let is_over = state.lease == Lease::Free && (is_out || !state.queue.is_empty());
+                    if (is_over || is_out) && self.follows(Rule::Retries) {
+                        steps.push(Step::Retry(waiter));
                     }
                 }
                 _ => {}
@@ -120,23 +120,23 @@ impl Line {
         }
         match state.lease {
             Lease::Free => {}
-            Lease::OfAnother => steps.extend([Step::Release, Step::RunsOut]),
+            Lease::OfAnother => steps.extend([Step::Release, Step::Expires]),
             Lease::Of(waiter) => {
                 if state.waiters[waiter] == Waiter::Holds {
                     steps.push(Step::Release);
                 }
-                steps.push(Step::RunsOut);
+                steps.push(Step::Expires);
             }
             // A waiter that is woken confirms the offer before the offer expires.
-            Lease::HandedTo(waiter) => {
+            Lease::OfferedTo(waiter) => {
                 if !state.messages[waiter] && self.follows(Rule::Lapses) {
-                    steps.push(Step::RunsOut);
+                    steps.push(Step::Expires);
                 }
             }
         }
     }
 
-    fn hand_over(&self, state: &mut State) {
+    fn offer(&self, state: &mut State) {
         let lapsed = state.unconfirmed.take();
         if let Some(issuer) = lapsed.filter(|issuer| state.is_alive[*issuer]) {
             for waiter in 0..WAITERS {
@@ -144,12 +144,12 @@ impl Line {
                 state.messages[waiter] |= sleeps && issuer_of(waiter) == issuer;
             }
         }
-        while !state.line.is_empty() {
-            let first = state.line.remove(0);
+        while !state.queue.is_empty() {
+            let first = state.queue.remove(0);
             let issuer = issuer_of(first);
             if state.is_alive[issuer] && lapsed != Some(issuer) {
                 state.unconfirmed = Some(issuer);
-                state.lease = Lease::HandedTo(first);
+                state.lease = Lease::OfferedTo(first);
                 state.messages[first] = self.follows(Rule::IsWoken);
                 return;
             }
@@ -158,20 +158,20 @@ impl Line {
 
     fn acquire(&self, state: &mut State, waiter: usize) {
         if state.lease == Lease::Free {
-            self.hand_over(state);
+            self.offer(state);
         }
-        let is_handed = state.lease == Lease::HandedTo(waiter);
-        if is_handed || state.lease == Lease::Free {
-            state.line.retain(|other| *other != waiter);
-            if is_handed {
+        let is_offered = state.lease == Lease::OfferedTo(waiter);
+        if is_offered || state.lease == Lease::Free {
+            state.queue.retain(|other| *other != waiter);
+            if is_offered {
                 state.unconfirmed = None;
             }
             state.lease = Lease::Of(waiter);
             state.waiters[waiter] = Waiter::Holds;
             return;
         }
-        if !state.line.contains(&waiter) {
-            state.line.push(waiter);
+        if !state.queue.contains(&waiter) {
+            state.queue.push(waiter);
         }
         state.waiters[waiter] = Waiter::Sleeps;
     }
@@ -186,10 +186,10 @@ impl Line {
     }
 }
 
-impl World for Line {
+impl World for Queue {
     type Rule = Rule;
     const NAME: &'static str = "The queue of waiters";
-    const RULES: &'static [Rule] = &[Rule::IsWoken, Rule::Looks, Rule::AsksAnew, Rule::Lapses];
+    const RULES: &'static [Rule] = &[Rule::IsWoken, Rule::Retries, Rule::JoinsAgain, Rule::Lapses];
 
     fn worlds() -> Vec<Self> {
         let within = |faults| Self {
@@ -212,14 +212,14 @@ impl World for Line {
     }
 }
 
-impl Model for Line {
+impl Model for Queue {
     type State = State;
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
             lease: Lease::OfAnother,
-            line: vec![],
+            queue: vec![],
             waiters: [Waiter::New; WAITERS],
             messages: [false; WAITERS],
             is_alive: [true; 2],
@@ -243,39 +243,39 @@ impl Model for Line {
             }
         }
         let alive = (0..2).filter(|issuer| state.is_alive[*issuer]);
-        steps.extend(alive.map(Step::IssuerDies));
+        steps.extend(alive.map(Step::IssuerIsKilled));
     }
 
     fn next_state(&self, before: &State, step: Step) -> Option<State> {
         let mut state = before.clone();
         match step {
-            Step::Ask(waiter) => self.acquire(&mut state, waiter),
+            Step::Request(waiter) => self.acquire(&mut state, waiter),
             Step::IsWoken(waiter) => {
                 state.messages[waiter] = false;
                 if state.waiters[waiter] == Waiter::Sleeps {
                     self.acquire(&mut state, waiter);
                 }
             }
-            Step::Look(waiter) => {
-                if state.line.contains(&waiter) || self.follows(Rule::AsksAnew) {
+            Step::Retry(waiter) => {
+                if state.queue.contains(&waiter) || self.follows(Rule::JoinsAgain) {
                     self.acquire(&mut state, waiter);
                 } else if state.lease == Lease::Free {
-                    self.hand_over(&mut state);
+                    self.offer(&mut state);
                 }
             }
             Step::Release => {
                 self.end(&mut state);
-                self.hand_over(&mut state);
+                self.offer(&mut state);
             }
-            Step::RunsOut => {
-                state.lapsed += u8::from(matches!(state.lease, Lease::HandedTo(_)));
+            Step::Expires => {
+                state.lapsed += u8::from(matches!(state.lease, Lease::OfferedTo(_)));
                 self.end(&mut state);
             }
             Step::MessageIsLost(waiter) => {
                 state.faults += 1;
                 state.messages[waiter] = false;
             }
-            Step::IssuerDies(issuer) => {
+            Step::IssuerIsKilled(issuer) => {
                 state.faults += 1;
                 state.is_alive[issuer] = false;
                 for waiter in (0..WAITERS).filter(|waiter| issuer_of(*waiter) == issuer) {
@@ -289,11 +289,11 @@ impl Model for Line {
                 state.faults += 1;
                 state.waiters[waiter] = Waiter::Gone;
                 state.messages[waiter] = false;
-                state.line.retain(|other| *other != waiter);
-                if state.lease == Lease::HandedTo(waiter) {
+                state.queue.retain(|other| *other != waiter);
+                if state.lease == Lease::OfferedTo(waiter) {
                     state.lease = Lease::Free;
                     state.unconfirmed = None;
-                    self.hand_over(&mut state);
+                    self.offer(&mut state);
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! Queues in Redis: the cost of a hand-off, the keys that are left, and the limit of waiters.
+//! Queues in Redis: the cost of passing a lease to the next waiter, the remaining keys, and the
+//! limit of waiters.
 
 use std::time::Duration;
 
@@ -16,15 +17,15 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     lease::{LONG, grant, is_held, join, sku, wait, waiters},
-    redis::{CLOCK, RedisServer, connect},
+    redis::{COUNTER, RedisServer, connect},
     soon,
 };
 
-async fn only_the_clock_is_left(server: &RedisServer) {
+async fn only_the_counter_is_left(server: &RedisServer) {
     soon("only the token counter is left", async || {
         let keys = server.command(&["KEYS", "*"]).await;
         let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-        keys == [CLOCK]
+        keys == [COUNTER]
     })
     .await;
 }
@@ -42,7 +43,7 @@ async fn ended_queues_leave_nothing_behind() {
     leases.release(&sku(), &first.id).await.unwrap();
     let served = served.await.unwrap().unwrap();
     leases.release(&sku(), &served.id).await.unwrap();
-    only_the_clock_is_left(&server).await;
+    only_the_counter_is_left(&server).await;
 }
 
 /// The processes of the waiters may have ended.
@@ -74,16 +75,16 @@ async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     let [queue, waiters] =
         ["queue", "waiters"].map(|key| format!("tower-fence:{{110}}:{key}:sku-1"));
     server.command(&["ZADD", &queue, "1", "gone"]).await;
-    let nobody_listens = "1\nnobody-listens\n";
+    let no_listener = "1\nnobody-listens\n";
     server
-        .command(&["HSET", &waiters, "gone", nobody_listens])
+        .command(&["HSET", &waiters, "gone", no_listener])
         .await;
-    server.command(&["DEL", CLOCK]).await;
+    server.command(&["DEL", COUNTER]).await;
     let next = grant(&leases, &sku(), LONG).await;
     assert_eq!(next.token.get(), 2_000_000_001);
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     leases.release(&sku(), &next.id).await.unwrap();
-    only_the_clock_is_left(&server).await;
+    only_the_counter_is_left(&server).await;
 }
 
 /// Returns the number of commands that the server has run, including those of scripts.
@@ -94,8 +95,8 @@ async fn commands(server: &RedisServer) -> i64 {
         let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
         // The commands of the measurement are not counted.
         let looking = matches!(name, "info" | "hello" | "client|setinfo" | "ping");
-        // `subscribe` is the heartbeat of an issuer's only connection. It does not depend on the
-        // number of waiters.
+        // An issuer sends `subscribe` as the heartbeat of its only connection, whatever the number
+        // of waiters.
         let ours = !looking && name != "subscribe";
         ours.then(|| rest.split(',').next().unwrap().parse::<i64>().unwrap())
     };
@@ -154,7 +155,7 @@ async fn expiry_is_noticed_immediately() {
         two.release(&sku(), &second.id).await.unwrap();
     }
     println!("noticed late by {late:?}");
-    // The next event that could wake the waiter is seconds away.
+    // No other event wakes the waiter within the next seconds.
     assert!(
         late.iter().all(|late| *late < Duration::from_millis(500)),
         "{late:?}"
@@ -205,7 +206,7 @@ async fn grant_of_a_cancelled_request_is_released() {
         let sku = sku();
         let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
         gone.await.unwrap_err();
-        // The lease is granted after the pause, and its client is gone.
+        // The lease is granted after the pause, when its client has disconnected.
         sleep(Duration::from_millis(500)).await;
         soon("the lease is released", async || {
             leases.inspect(&sku).await.unwrap().is_none()

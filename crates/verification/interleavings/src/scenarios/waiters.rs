@@ -16,8 +16,8 @@ use crate::{
         clock::sleep, postgres::Postgres, redis::Redis, scripts::scripts::Scripts,
         tokio::time::timeout,
     },
-    postgres_line::store::PostgresLeases,
-    redis_line::store::RedisBackend,
+    postgres_queue::store::PostgresLeases,
+    redis_queue::store::RedisBackend,
     token::Resource,
 };
 

@@ -169,7 +169,7 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
             "a token was repeated: {tokens:?}"
         );
         // The queue works again.
-        eventually("the store is back", async || {
+        eventually("the store answers again", async || {
             one.inspect(&sku()).await.is_ok()
         })
         .await;
@@ -242,17 +242,17 @@ const HEARD_AGAIN: Duration = Duration::from_secs(8);
 #[tokio::test]
 async fn silent_subscription_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let deaf = Arc::new(AtomicBool::new(false));
-    let told = deaf.clone();
+    let is_silent = Arc::new(AtomicBool::new(false));
+    let shared = is_silent.clone();
     let proxy = Proxy::judging(server.addr(), move || {
-        let deaf = told.clone();
+        let is_silent = shared.clone();
         // A connection that is opened afterwards works.
-        let was_deaf = deaf.load(Relaxed);
+        let was_silent = is_silent.load(Relaxed);
         let mut subscribed = false;
         move |sender, message: &[u8]| {
             subscribed |=
                 sender == Sender::Client && message.windows(9).any(|word| word == b"SUBSCRIBE");
-            let hears_nothing = deaf.load(Relaxed) && subscribed && !was_deaf;
+            let hears_nothing = is_silent.load(Relaxed) && subscribed && !was_silent;
             match sender == Sender::Server && hears_nothing {
                 true => Passage::Dropped,
                 false => Passage::Whole,
@@ -265,7 +265,7 @@ async fn silent_subscription_is_detected() {
     let leases = leases.connect(&url).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
     let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
-    deaf.store(true, Relaxed);
+    is_silent.store(true, Relaxed);
     leases.release(&sku(), &first.id).await.unwrap();
     // The waiters return in any order.
     let (lease, _, rest) = timeout(HEARD_AGAIN, futures_util::future::select_all(line))

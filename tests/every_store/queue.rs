@@ -16,7 +16,7 @@ use crate::support::{
     store::TestStore,
 };
 
-on_every_store_with_a_line!(
+on_every_store_with_a_queue!(
     waiter_is_granted_when_the_lease_expires,
     many_waiters_are_served_in_order_despite_cancellations,
     broken_lease_is_granted_to_the_next_waiter,

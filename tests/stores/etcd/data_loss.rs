@@ -1,4 +1,4 @@
-//! Tokens after a loss of data in etcd, under load, as in `redis::history`. The same load also runs
+//! Tokens after a loss of data in etcd, under load, as in `redis::data_loss`. The same load also runs
 //! with the revisions of etcd as tokens, which a naive user might choose.
 
 use sqlx::Sqlite;

@@ -34,7 +34,7 @@ async fn other_process(db: &Fresh<Postgres>) -> PostgresLeases {
 /// do not leave the queue.
 fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     let url = db.url.clone();
-    let dies = move || {
+    let short_lived = move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
             let pool = PgPoolOptions::new().max_connections(2);
@@ -45,7 +45,7 @@ fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
         });
         runtime.shutdown_background();
     };
-    std::thread::spawn(dies).join().unwrap();
+    std::thread::spawn(short_lived).join().unwrap();
 }
 
 /// The first waiter was notified of its turn, but its process ended before it received the
@@ -68,14 +68,14 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
     )
     .await;
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 2);
-    let told = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
-    assert_eq!(told.payload(), "3 0");
+    let notification = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
+    assert_eq!(notification.payload(), "3 0");
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 0);
 }
 
 /// A transaction sees the sessions that were open when it first looked for one.
 #[tokio::test]
-async fn listener_that_registers_during_a_sweep_lives() {
+async fn listener_that_registers_during_a_sweep_is_kept() {
     let db = Postgres::fresh(4).await;
     let waiters_of_ended_listeners = "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
          ('sku-1', 1, 1, 'a', 8), ('sku-2', 2, 2, 'b', 9); \
@@ -243,7 +243,7 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
         let (leases, other) = (leases.clone(), other.clone());
         async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("the waiters are gone", async || {
+    eventually("the waiters have left the queue", async || {
         let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
         db.number(left).await == 0
     })
@@ -382,8 +382,8 @@ async fn wait_without_notifications_ends_at_its_timeout() {
     granted(waiting).await;
 }
 
-/// A waiter joins the queue while the request before it is being granted. It must learn when the
-/// new lease expires, because that lease may never be released.
+/// A waiter joins the queue while the request before it is being granted. The store must notify the
+/// waiter of the expiry of the new lease, because that lease may never be released.
 #[tokio::test]
 async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let db = Postgres::fresh(4).await;
@@ -425,12 +425,12 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
         .unwrap();
     slow.commit().await.unwrap();
     let lease = granted(next).await;
-    let told = timeout(Duration::from_secs(10), heard.recv()).await;
-    let told = told
+    let notification = timeout(Duration::from_secs(10), heard.recv()).await;
+    let notification = notification
         .expect("the listener received no notification")
         .unwrap();
-    let (_, closed_ms) = told.payload().split_once(' ').unwrap();
-    assert!(closed_ms.parse::<u64>().unwrap() > 0, "{told:?}");
+    let (_, closed_ms) = notification.payload().split_once(' ').unwrap();
+    assert!(closed_ms.parse::<u64>().unwrap() > 0, "{notification:?}");
     one.release(&sku(), &lease.id).await.unwrap();
     granted(last).await;
 }

@@ -3,7 +3,7 @@
 use super::Client;
 
 impl Client {
-    pub(super) async fn stand_in_line(&mut self) -> Option<()> {
+    pub(super) async fn wait_in_queue(&mut self) -> Option<()> {
         let resource = self.choose();
         let (lease, held) = self.acquire(resource, 2).await?;
         self.write(&[&held], &[1], None).await;

@@ -10,7 +10,7 @@ use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use redis::aio::{MultiplexedConnection, PubSub};
 use tower_fence_model::{
     Model,
-    lease::line::{Lease, Line, State, Step, Waiter},
+    lease::queue::{Lease, Queue, State, Step, Waiter},
 };
 
 use super::{broken::Change, drawn::Drawn};
@@ -43,7 +43,7 @@ async fn scripts_match_the_model_of_the_queue() {
 pub async fn walks(change: Option<Change>) {
     let mut drawn = Drawn::default();
     for faults in [0, 2] {
-        let world = Line {
+        let world = Queue {
             faults,
             missing: None,
         };
@@ -54,11 +54,11 @@ pub async fn walks(change: Option<Change>) {
     drawn.are_all_but(&[]);
 }
 
-async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn) {
+async fn walk(world: &Queue, seed: u64, change: Option<Change>, drawn: &mut Drawn) {
     let mut random = StdRng::seed_from_u64(seed);
     let mut redis = Redis::start(change).await;
     let mut state = world.init_states().remove(0);
-    let mut story = vec![];
+    let mut taken = vec![];
     loop {
         let mut steps = vec![];
         world.actions(&state, &mut steps);
@@ -67,16 +67,16 @@ async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn
             return;
         };
         let next = world.next_state(&state, step).unwrap();
-        story.push(step);
+        taken.push(step);
         drawn.was_taken(&step);
         drawn.was_reached(world, &next);
         redis.take(step, &state, &next).await;
-        redis.hear(&state, &next).await;
-        let found = redis.look().await;
+        redis.receive(&state, &next).await;
+        let found = redis.snapshot().await;
         assert_eq!(
             found,
             Seen::expected(&next),
-            "by seed {seed}, after {story:?}"
+            "by seed {seed}, after {taken:?}"
         );
         state = next;
     }
@@ -89,7 +89,7 @@ struct Seen {
     lease: Option<String>,
     /// Whether the lease is offered and not confirmed. Such a lease expires soon.
     is_short: bool,
-    line: Vec<String>,
+    queue: Vec<String>,
     /// The issuer that was offered the lease and has not confirmed it.
     unconfirmed: Option<usize>,
     messages: BTreeSet<usize>,
@@ -101,10 +101,10 @@ impl Seen {
             lease: match state.lease {
                 Lease::Free => None,
                 Lease::OfAnother => Some(ANOTHER.to_owned()),
-                Lease::HandedTo(waiter) | Lease::Of(waiter) => Some(id(waiter)),
+                Lease::OfferedTo(waiter) | Lease::Of(waiter) => Some(id(waiter)),
             },
-            is_short: matches!(state.lease, Lease::HandedTo(_)),
-            line: state.line.iter().copied().map(id).collect(),
+            is_short: matches!(state.lease, Lease::OfferedTo(_)),
+            queue: state.queue.iter().copied().map(id).collect(),
             unconfirmed: state.unconfirmed,
             messages: (0..3).filter(|waiter| state.messages[*waiter]).collect(),
         }
@@ -149,17 +149,17 @@ impl Redis {
             change,
         };
         for issuer in 0..2 {
-            let mut hears = client.get_async_pubsub().await.unwrap();
-            hears.subscribe(redis.channel(issuer)).await.unwrap();
-            redis.issuers[issuer] = Some(hears);
+            let mut subscription = client.get_async_pubsub().await.unwrap();
+            subscription.subscribe(redis.channel(issuer)).await.unwrap();
+            redis.issuers[issuer] = Some(subscription);
         }
         // The first request returns the token counter for which an epoch must begin.
         let needs = redis.acquire_once(ANOTHER, 0, 0).await;
-        let ["epoch", history, incarnation, "0"] = words(&needs)[..] else {
+        let ["epoch", replication_id, incarnation, "0"] = words(&needs)[..] else {
             panic!("{needs:?}");
         };
         let begin = script!("counter.lua", "begin_epoch.lua");
-        let begun = redis.eval(begin, &[history, incarnation, "1"]).await;
+        let begun = redis.eval(begin, &[replication_id, incarnation, "1"]).await;
         assert_eq!(begun, redis::Value::Int(1));
         let granted = redis.acquire_once(ANOTHER, 0, 0).await;
         assert_eq!(granted[0], "granted");
@@ -173,7 +173,7 @@ impl Redis {
     /// Takes a step, and compares its answer.
     async fn take(&mut self, step: Step, before: &State, after: &State) {
         match step {
-            Step::Ask(waiter) => self.acquire(waiter, after).await,
+            Step::Request(waiter) => self.acquire(waiter, after).await,
             Step::IsWoken(waiter) => {
                 assert!(self.messages.remove(&waiter));
                 if before.waiters[waiter] == Waiter::Sleeps {
@@ -181,9 +181,9 @@ impl Redis {
                 }
             }
             // The waiter retries as a request that is already in the queue.
-            Step::Look(waiter) => {
-                let said = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
-                Self::is_answered(&said, waiter, after);
+            Step::Retry(waiter) => {
+                let reply = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
+                Self::is_answered(&reply, waiter, after);
             }
             Step::Release => {
                 let holder = match before.lease {
@@ -198,14 +198,14 @@ impl Redis {
                 );
                 assert_eq!(self.run(release, &[&holder]).await, ["released"]);
             }
-            Step::RunsOut => {
+            Step::Expires => {
                 let lease = self.keys[1].clone();
                 let mut delete = redis::cmd("DEL");
                 let deleted = delete.arg(lease).query_async(&mut self.connection).await;
                 assert_eq!(deleted, Ok(1));
             }
             Step::MessageIsLost(waiter) => assert!(self.messages.remove(&waiter)),
-            Step::IssuerDies(issuer) => {
+            Step::IssuerIsKilled(issuer) => {
                 self.issuers[issuer] = None;
                 self.messages.retain(|waiter| issuer_of(*waiter) != issuer);
                 let (channel, connection) = (self.channel(issuer), self.connection.clone());
@@ -221,31 +221,31 @@ impl Redis {
             Step::GoesAway(waiter) => {
                 self.messages.remove(&waiter);
                 let abandon = script!("counter.lua", "queue.lua", "abandon.lua");
-                let said = self.run(abandon, &[&id(waiter), &ticket(waiter)]).await;
+                let reply = self.run(abandon, &[&id(waiter), &ticket(waiter)]).await;
                 let expected = match before.lease {
-                    Lease::HandedTo(handed) if handed == waiter => "released",
+                    Lease::OfferedTo(offered) if offered == waiter => "released",
                     _ => "lost",
                 };
-                assert_eq!(said, [expected]);
+                assert_eq!(reply, [expected]);
             }
         }
     }
 
     /// Acquires as an issuer does: first without waiting, and then with a position in the queue.
     async fn acquire(&mut self, waiter: usize, after: &State) {
-        let mut said = self.acquire_once(&id(waiter), 0, waiter).await;
-        if said[0] == "held" {
-            said = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
+        let mut reply = self.acquire_once(&id(waiter), 0, waiter).await;
+        if reply[0] == "held" {
+            reply = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
         }
-        Self::is_answered(&said, waiter, after);
+        Self::is_answered(&reply, waiter, after);
     }
 
-    fn is_answered(said: &[String], waiter: usize, after: &State) {
+    fn is_answered(reply: &[String], waiter: usize, after: &State) {
         let expected = match after.lease == Lease::Of(waiter) {
             true => "granted",
             false => "queued",
         };
-        assert_eq!(said[0], expected, "{said:?}");
+        assert_eq!(reply[0], expected, "{reply:?}");
     }
 
     async fn acquire_once(&mut self, id: &str, wait: i64, waiter: usize) -> Vec<String> {
@@ -261,11 +261,11 @@ impl Redis {
             "queue.lua",
             "acquire.lua"
         );
-        let said = self.run(acquire, &more).await;
-        match &said[..] {
+        let reply = self.run(acquire, &more).await;
+        match &reply[..] {
             // The fast path returns only the token.
             [token] if token.parse::<u64>().is_ok() => vec!["granted".into(), token.clone()],
-            _ => said,
+            _ => reply,
         }
     }
 
@@ -291,7 +291,7 @@ impl Redis {
             .arg(&self.keys[1])
             .arg(LONGER_MS)
             .ignore();
-        let (said, left): (redis::Value, i64) =
+        let (reply, left): (redis::Value, i64) =
             all.query_async(&mut self.connection).await.unwrap();
         match left {
             0..=CONFIRM_MS => self.is_short = true,
@@ -299,21 +299,21 @@ impl Redis {
             _ if left > LONG_MS => {}
             _ => self.is_short = false,
         }
-        said
+        reply
     }
 
     /// Receives all published messages, and records the sleeping waiters that they wake.
-    async fn hear(&mut self, before: &State, after: &State) {
+    async fn receive(&mut self, before: &State, after: &State) {
         for issuer in 0..2 {
             let channel = self.channel(issuer);
-            let Some(hears) = &mut self.issuers[issuer] else {
+            let Some(subscription) = &mut self.issuers[issuer] else {
                 continue;
             };
             // An empty message marks the end of the messages.
             let mut mark = redis::cmd("PUBLISH");
             let mark = mark.arg(&channel).arg("");
             let _: u64 = mark.query_async(&mut self.connection).await.unwrap();
-            let mut messages = hears.on_message();
+            let mut messages = subscription.on_message();
             loop {
                 let message: String = messages.next().await.unwrap().get_payload().unwrap();
                 let Some((first, key)) = message.split_once(' ') else {
@@ -332,19 +332,19 @@ impl Redis {
         }
     }
 
-    async fn look(&mut self) -> Seen {
+    async fn snapshot(&mut self) -> Seen {
         let mut all = redis::pipe();
         all.cmd("GET").arg(&self.keys[1]);
         all.cmd("ZRANGE").arg(&self.keys[2]).arg(0).arg(-1);
         all.cmd("HGET").arg(&self.keys[3]).arg("");
-        let (lease, line, channel): (Option<String>, _, Option<String>) =
+        let (lease, queue, channel): (Option<String>, _, Option<String>) =
             all.query_async(&mut self.connection).await.unwrap();
         let lease = lease.map(|lease| lease.split(':').nth(2).unwrap().to_owned());
         let of = |channel: String| (0..2).find(|issuer| self.channel(*issuer) == channel);
         Seen {
             is_short: self.is_short && lease.is_some(),
             lease,
-            line,
+            queue,
             unconfirmed: channel.map(|channel| of(channel).unwrap()),
             messages: self.messages.clone(),
         }
@@ -356,6 +356,6 @@ fn ticket(waiter: usize) -> String {
     (waiter + 1).to_string()
 }
 
-fn words(said: &[String]) -> Vec<&str> {
-    said.iter().map(String::as_str).collect()
+fn words(reply: &[String]) -> Vec<&str> {
+    reply.iter().map(String::as_str).collect()
 }
