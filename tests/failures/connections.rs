@@ -411,11 +411,17 @@ async fn waiter_takes_over_the_connection_of_its_predecessor() {
         tokio::time::sleep(Duration::from_millis(20)).await;
         tx.commit().await.unwrap();
     };
+    let began = Instant::now();
     join(join_all(writers), committing).await;
+    // Every ten milliseconds, a connection returns to the pool for other tasks.
+    let for_others = began.elapsed().as_millis() / 10;
     let in_turn: Vec<_> = (1..40).filter(|n| n % 3 != 0).collect();
     assert_eq!(*done.lock().unwrap(), in_turn);
     let by_way_of_the_pool = released.load(SeqCst) - before;
-    assert!(by_way_of_the_pool < 20, "{by_way_of_the_pool}");
+    assert!(
+        (by_way_of_the_pool as u128) < 20 + for_others,
+        "{by_way_of_the_pool}"
+    );
     all_are_in_the_pool(&pool).await;
 }
 

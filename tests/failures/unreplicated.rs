@@ -21,7 +21,7 @@ use crate::support::{
     standby::{Replication, Standby, number},
 };
 
-const LIMIT: Duration = Duration::from_millis(200);
+const LIMIT: Duration = Duration::from_secs(1);
 
 /// A query that counts the commits that wait for the standby.
 const COMMITS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";

@@ -72,7 +72,7 @@ async fn a_command_that_runs_too_long_is_stopped() {
     assert!(!held(&server).await);
     // While the command is being stopped, signals are forwarded to it.
     let notes = Notes::new();
-    let options = ["--max-time", "300ms", "--grace", "10m", "--ttl", "5m"];
+    let options = ["--max-time", "3s", "--grace", "10m", "--ttl", "5m"];
     let script = format!(
         "trap 'echo > {}' TERM; while :; do sleep 0.05; done",
         notes.path("stops").display()

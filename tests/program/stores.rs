@@ -23,38 +23,50 @@ async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
     // The nodes of a quorum have little time for an answer. A retry with the same lease id requests
     // the same lease.
     let body = json!({"owner": "one", "lease_id": "a".repeat(22), "ttl_ms": 600_000});
-    let mut granted = server.post("/locks/sku-1", &body).await;
-    eventually("the lease is granted", async || {
-        if granted.status == 503 {
-            granted = server.post("/locks/sku-1", &body).await;
-        }
-        granted.status != 503
-    })
-    .await;
+    let granted = answered(async || server.post("/locks/sku-1", &body).await).await;
     assert_eq!(granted.status, 201, "{granted:?}{}", server.log());
     let lease = granted.json();
     assert!(lease["token"].as_i64().unwrap() > 1_000_000_000, "{lease}");
-    let held = server.post("/locks/sku-1", &json!({"wait_ms": 10})).await;
+    let other = json!({"wait_ms": 10});
+    let held = answered(async || server.post("/locks/sku-1", &other).await).await;
     held.is_problem(409, "lock-held");
     let request = |method| {
         let request = server.client.request(method, server.url("/locks/sku-1"));
         request.header("Lease-Id", lease["lease_id"].as_str().unwrap())
     };
-    let renewed = Answer::to(request(reqwest::Method::PUT).json(&json!({"new_token": true}))).await;
+    let new_token = json!({"new_token": true});
+    let renewed = async || Answer::to(request(reqwest::Method::PUT).json(&new_token)).await;
+    let renewed = answered(renewed).await;
     assert!(
         renewed.json()["token"].as_i64() > lease["token"].as_i64(),
         "{renewed:?}"
     );
-    let list: Value = server.get("/locks").await.json();
+    let list: Value = answered(async || server.get("/locks").await).await.json();
     assert_eq!(list["leases"][0]["owner"], "one", "{list}");
     let highest_stale = db.number("SELECT tower_fence.max_token('sku-1')").await;
     assert_eq!(Some(highest_stale + 1), renewed.json()["token"].as_i64());
+    let released = answered(async || Answer::to(request(reqwest::Method::DELETE)).await).await;
+    // A retry of a release whose answer was lost finds no lease.
+    assert!([204, 409].contains(&released.status), "{released:?}");
+    let state = answered(async || server.get("/locks/sku-1").await).await;
+    assert_eq!(state.json()["held"], false);
     assert_eq!(
-        Answer::to(request(reqwest::Method::DELETE)).await.status,
-        204
+        answered(async || server.get("/readyz").await).await.status,
+        200
     );
-    assert_eq!(server.get("/locks/sku-1").await.json()["held"], false);
-    assert_eq!(server.get("/readyz").await.status, 200);
+}
+
+/// Repeats a request until a store has answered.
+async fn answered(request: impl AsyncFn() -> Answer) -> Answer {
+    let mut last = None;
+    eventually("the store answers", async || {
+        let answer = request().await;
+        let is_answered = answer.status != 503;
+        last = Some(answer);
+        is_answered
+    })
+    .await;
+    last.unwrap()
 }
 
 async fn on_redis(db: &Fresh<Postgres>, mode: &str, urls: &str) -> Served {

@@ -11,7 +11,7 @@ use crate::{database::Fresh, eventually, http::Server};
 
 /// The maximum time until the session has ended. The server detects a disconnect within two
 /// seconds, but a busy machine may take longer.
-pub const BOUND: Duration = Duration::from_secs(5);
+pub const BOUND: Duration = Duration::from_secs(20);
 
 /// The statements during which the client disconnects, each with a description.
 const MIDST: [(&str, &str); 3] = [

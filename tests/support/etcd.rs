@@ -187,7 +187,18 @@ impl EtcdCluster {
         super::process::send_signal(child.id(), signal);
     }
 
+    /// Returns the leader, after an election if there is none.
     pub async fn leader(&self) -> usize {
+        let mut leader = None;
+        eventually("there is a leader", async || {
+            leader = self.find_leader().await;
+            leader.is_some()
+        })
+        .await;
+        leader.unwrap()
+    }
+
+    async fn find_leader(&self) -> Option<usize> {
         for (n, node) in self.nodes.iter().enumerate() {
             let status = self
                 .post(node.port, "/v3/maintenance/status", &json!({}))
@@ -195,10 +206,10 @@ impl EtcdCluster {
             if let Some(status) = status
                 && status["leader"] == status["header"]["member_id"]
             {
-                return n;
+                return Some(n);
             }
         }
-        panic!("there is no leader");
+        None
     }
 
     /// Saves a snapshot, and returns its path.

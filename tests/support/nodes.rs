@@ -14,7 +14,7 @@ use super::{
 
 pub const NODES: usize = 5;
 /// The timeout for each node. It is long, because a busy machine may answer late.
-pub const NODE_WAIT: Duration = Duration::from_millis(400);
+pub const NODE_WAIT: Duration = Duration::from_secs(1);
 
 /// The nodes. Issuers connect to the proxies.
 pub struct Nodes {

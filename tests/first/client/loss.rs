@@ -65,12 +65,12 @@ async fn a_lease_is_kept_over_ten_ttls_under_load() {
 async fn issuer_outage_shorter_than_the_ttl_loses_no_lease() {
     for away in [Link::Cut, Link::Silent] {
         let issued = Issued::start().await;
-        let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
+        let lease = issued.holder(4_500).acquire("sku-1").await.unwrap();
         let token = lease.token();
         issued.proxy.set(away);
-        sleep(Duration::from_millis(800)).await;
+        sleep(Duration::from_millis(1_000)).await;
         issued.proxy.set(Link::Whole);
-        sleep(Duration::from_millis(2_000)).await;
+        sleep(Duration::from_millis(5_000)).await;
         lease.check().unwrap();
         let held = issued.store.inspect(&sku()).await.unwrap().unwrap();
         assert_eq!((held.token, lease.token()), (token, token));
@@ -145,12 +145,12 @@ async fn work_finished_in_time_returns_its_result() {
 #[tokio::test]
 async fn process_paused_past_its_lease_sees_the_loss_first() {
     let issued = Issued::start().await;
-    let lease = issued.holder(200).acquire("sku-1").await.unwrap();
+    let lease = issued.holder(1_000).acquire("sku-1").await.unwrap();
     let (mut polls, mut slept) = (0, false);
     let work = std::future::poll_fn(|cx| {
         polls += 1;
         if !slept {
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(1_100));
             slept = true;
         }
         cx.waker().wake_by_ref();

@@ -241,7 +241,7 @@ async fn issuer_in_postgres_needs_these_rights() {
         if !matches!(in_vain, Err(LeaseError::Held { .. })) {
             return Err(format!("{in_vain:?}").into());
         }
-        let renew = Renew::new(short).with_new_token();
+        let renew = Renew::new(Duration::from_secs(30)).with_new_token();
         leases.renew(&name, &lease.id, renew).await?;
         leases.list(10, None).await?;
         leases.release(&name, &lease.id).await?;

@@ -59,14 +59,14 @@ fn slow_request(fence: &Fence<Postgres>, n: u32, at_once: bool) -> JoinHandle<()
     let (fence, resource) = (fence.clone(), resource(n));
     tokio::spawn(async move {
         if at_once {
-            let query = "INSERT INTO ledger SELECT 1 FROM fence, pg_sleep(12) RETURNING entry";
+            let query = "INSERT INTO ledger SELECT 1 FROM fence, pg_sleep(60) RETURNING entry";
             let _ = fence
                 .write::<(i64,)>(&resource, one(), TokenUse::Reusable, query)
                 .await;
         } else {
             let tx = fence.begin(&resource, one(), TokenUse::Reusable);
             let mut tx = tx.await.unwrap();
-            let _ = tx.execute("SELECT pg_sleep(12)").await;
+            let _ = tx.execute("SELECT pg_sleep(60)").await;
         }
     })
 }

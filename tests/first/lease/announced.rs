@@ -25,7 +25,7 @@ use tower_fence::{
 
 use crate::support::{
     announced::forged,
-    database::TestDatabase,
+    database::{TestDatabase, WAITING_FOR_LOCK},
     eventually,
     lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
     redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
@@ -382,6 +382,10 @@ async fn a_grant_waits_for_a_write_in_flight() {
             .clone()
             .announced_to(db.fence_with(|fence| fence.lock_timeout(lock_timeout)));
         let asking = tokio::spawn(async move { hasty.acquire(&sku(), Acquire::new(ttl)).await });
+        eventually("the announcement waits or has ended", async || {
+            asking.is_finished() || db.number(WAITING_FOR_LOCK).await > 0
+        })
+        .await;
         sleep(Duration::from_millis(400)).await;
         tx.commit().await.unwrap();
         is_unavailable(asking.await.unwrap());

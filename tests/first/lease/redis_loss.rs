@@ -26,8 +26,9 @@ use crate::support::{
 };
 
 async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
-    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
-    builder.connect(&server.url()).await.unwrap()
+    RedisLeases::connect(&server.url(), db.fence())
+        .await
+        .unwrap()
 }
 
 async fn grant_and_release(leases: &RedisLeases) -> Token {

@@ -202,12 +202,12 @@ async fn grant_of_a_cancelled_request_is_released() {
     let leases = connect(&server, &db).await;
     grant(&leases, &sku(), Duration::from_millis(1)).await;
     for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
-        server.command(&["CLIENT", "PAUSE", "400", "ALL"]).await;
+        server.command(&["CLIENT", "PAUSE", "1500", "ALL"]).await;
         let sku = sku();
         let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
         gone.await.unwrap_err();
         // The lease is granted after the pause, when its client has disconnected.
-        sleep(Duration::from_millis(500)).await;
+        sleep(Duration::from_millis(1_600)).await;
         soon("the lease is released", async || {
             leases.inspect(&sku).await.unwrap().is_none()
         })
@@ -222,12 +222,12 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
     let id = LeaseId::random();
     let request = Acquire::new(LONG).lease_id(id.clone());
     let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
-    server.command(&["CLIENT", "PAUSE", "400", "ALL"]).await;
+    server.command(&["CLIENT", "PAUSE", "1500", "ALL"]).await;
     let sku = sku();
     let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
     gone.await.unwrap_err();
     // The request is executed after the pause, and abandoned immediately.
-    sleep(Duration::from_millis(800)).await;
+    sleep(Duration::from_millis(2_000)).await;
     let held = leases
         .inspect(&sku)
         .await

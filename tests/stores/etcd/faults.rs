@@ -97,7 +97,12 @@ async fn frozen_follower_delays_only_one_call() {
     let renewal = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &second.id, renewal).await.unwrap();
     assert!(second.token > held.token && renewed.token > second.token);
-    assert!(asked_at.elapsed() < CALL_WAIT, "{:?}", asked_at.elapsed());
+    // If each call waited for the frozen node, the calls would take about eight seconds.
+    assert!(
+        asked_at.elapsed() < 2 * CALL_WAIT,
+        "{:?}",
+        asked_at.elapsed()
+    );
     // The resumed node answers the requests that it has missed.
     cluster.signal(follower, "-CONT");
     let back = EtcdLeasesBuilder::new(db.fence()).call_timeout(3 * CALL_WAIT);

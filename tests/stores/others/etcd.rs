@@ -9,7 +9,7 @@ use tower_fence::{
 };
 
 use super::{Inventory, refuses_the_paused_holder, write_to};
-use crate::support::lock_servers::Etcd;
+use crate::support::{etcd::base64, eventually, lock_servers::Etcd};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -51,7 +51,11 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     let lease = call("lease/grant", json!({ "TTL": 60 })).await;
     let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
     let unlocks = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        eventually("all requests wait", async || {
+            let range = json!({ "key": base64("sku-1/"), "range_end": base64("sku-10") });
+            call("kv/range", range).await["count"] == "4"
+        })
+        .await;
         call("lock/unlock", json!({ "key": held["key"] })).await
     };
     let (one, two, three, _) = tokio::join!(lock(), lock(), lock(), unlocks);

@@ -176,7 +176,7 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         .iter()
         .map(|proxy| format!("redis://{}", proxy.addr))
         .collect();
-    let settings = || builder(&db).node_timeout(Duration::from_millis(500));
+    let settings = || builder(&db).node_timeout(Duration::from_secs(1));
     let leases = connect(settings(), &urls).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     for away in [Link::Cut, Link::Silent] {
@@ -210,7 +210,7 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         is_unavailable(connect(settings(), &urls).await);
         leases.list(10, None).await.unwrap_err();
         assert!(
-            asked_at.elapsed() < Duration::from_secs(20),
+            asked_at.elapsed() < Duration::from_secs(40),
             "the call is not bounded in time"
         );
         for proxy in &proxies[..2] {
