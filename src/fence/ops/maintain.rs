@@ -29,9 +29,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [distributed fence](crate::deployment#not-available-on-a-distributed-fence) keeps the rows
     /// of resources, so only keys are removed.
     ///
-    /// The metric `tower_fence_removed_total` counts the rows that successful removals have removed.
-    /// A failure is logged and counted in `tower_fence_maintenance_failures_total`, and the removal
-    /// is retried after the interval.
+    /// The metric `tower_fence_removed_total` counts the rows that successful removals have
+    /// removed. A failure is logged and counted in `tower_fence_maintenance_failures_total`, and
+    /// the removal is retried after the interval.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {
