@@ -80,7 +80,7 @@ BEGIN
         ERRCODE = code,
         MESSAGE = CASE code
             WHEN 'TF409' THEN concat('the lease on ', resource, ' is held by another holder')
-            WHEN 'TF410' THEN concat('the lease on ', resource, ' is not held under this id')
+            WHEN 'TF410' THEN concat('no such lease is held on ', resource)
             WHEN '55P03' THEN concat('another transaction is changing the lease on ', resource)
             ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has seen') END,
         HINT = CASE code

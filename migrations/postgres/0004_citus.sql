@@ -342,9 +342,9 @@ COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
 -- If a shard has only moved, its tokens stay valid. The function assumes that no worker has failed
 -- over if each known history is still the history of a node, and each unknown history has timeline
 -- 1, which is the timeline of a new worker. The rows of a shard that was split may come from
--- several workers, so a split counts as a failover. Servers that were copied from one data directory
--- have the same system identifier, so their histories do not tell them apart, and each move counts
--- as a failover.
+-- several workers, so a split counts as a failover. Servers that were copied from one data
+-- directory have the same system identifier, so their histories do not tell them apart. With such
+-- servers, each move counts as a failover.
 CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE

@@ -409,38 +409,3 @@ where
 {
     Ok(inner.call(request).await?.into_response())
 }
-
-#[cfg(all(test, feature = "sqlite", feature = "metrics"))]
-mod tests {
-    use std::panic::AssertUnwindSafe;
-
-    use axum::{Router, routing::post};
-    use futures_util::FutureExt;
-    use metrics_exporter_prometheus::PrometheusBuilder;
-    use sqlx::sqlite::SqlitePoolOptions;
-    use tower::ServiceExt;
-
-    use super::*;
-    use crate::PathParam;
-
-    #[tokio::test]
-    async fn hold_time_of_a_panicking_handler_is_recorded() {
-        let pool = SqlitePoolOptions::new().max_connections(1);
-        let fence = Fence::new(pool.connect("sqlite::memory:").await.unwrap());
-        fence.migrate().await.unwrap();
-        let handler = async || -> Body { panic!("this panic is part of the test") };
-        let app = Router::new()
-            .route("/{sku}", post(handler))
-            .route_layer(FenceLayer::new(fence, PathParam("sku")));
-        let recorder = PrometheusBuilder::new().build_recorder();
-        let _recording = ::metrics::set_default_local_recorder(&recorder);
-        let request = Request::post("/sku-1").header(header::FENCING_TOKEN, "1");
-        let answer = app.oneshot(request.body(Body::empty()).unwrap());
-        AssertUnwindSafe(answer).catch_unwind().await.unwrap_err();
-        let recorded = recorder.handle().render();
-        for name in ["hold", "admission"] {
-            let count = format!("tower_fence_{name}_seconds_count 1");
-            assert!(recorded.contains(&count), "{recorded}");
-        }
-    }
-}

@@ -1,5 +1,5 @@
-//! Errors of parsing and reading keys. Their texts never quote the input, because the input
-//! contains secrets.
+//! Errors of parsing and reading keys, whose texts never quote the input, because the input contains
+//! secrets, and the reasons why a token counts as forged.
 
 use std::{io, path::PathBuf};
 
@@ -46,4 +46,24 @@ pub enum TokenKeysError {
     /// Both environment variables are set.
     #[error("{0} and {0}_FILE are both set: set only one of them")]
     Twice(String),
+}
+
+/// Reason why a token counts as forged.
+///
+/// The reason is meant for the log. The layer does not send it to clients.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Forged {
+    /// The token has neither a key id nor a MAC.
+    #[error("the token is not signed")]
+    Unsigned,
+    /// The resource, the key id or the MAC is missing, or the MAC does not have 16 bytes.
+    #[error("the signature is incomplete")]
+    Incomplete,
+    /// The key is unknown, because the token is forged or a key rotation is incomplete.
+    #[error("the key {0} is unknown")]
+    UnknownKey(KeyId),
+    /// The key did not sign this token for this resource and this audience.
+    #[error("the key {0} did not sign this token")]
+    WrongMac(KeyId),
 }

@@ -7,9 +7,8 @@ use std::{
 };
 
 use super::{
-    error::InvalidTokenKeys,
+    error::{Forged, InvalidTokenKeys},
     key::{MAC_BYTES, TokenKey},
-    signed::Forged,
 };
 use crate::{
     key_id::KeyId,

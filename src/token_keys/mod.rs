@@ -67,9 +67,9 @@ mod signed;
 mod text;
 
 pub use self::{
-    error::{InvalidTokenKeys, TokenKeysError},
+    error::{Forged, InvalidTokenKeys, TokenKeysError},
     key::TokenKey,
     keys::TokenKeys,
-    signed::{Forged, InvalidSignedToken, SignedToken},
+    signed::{InvalidSignedToken, SignedToken},
 };
 pub use crate::key_id::{InvalidKeyId, KeyId};

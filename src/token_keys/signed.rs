@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{key::MAC_BYTES, keys::TokenKeys};
+use super::{error::Forged, key::MAC_BYTES, keys::TokenKeys};
 use crate::{
     header::{FencingToken, MalformedToken},
     key_id::KeyId,
@@ -145,26 +145,6 @@ impl fmt::Debug for SignedToken {
             .field("key", &self.key.as_str())
             .finish_non_exhaustive()
     }
-}
-
-/// Reason why a token counts as forged.
-///
-/// The reason is meant for the log. The layer does not send it to clients.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Forged {
-    /// The token has neither a key id nor a MAC.
-    #[error("the token is not signed")]
-    Unsigned,
-    /// The resource, the key id or the MAC is missing, or the MAC does not have 16 bytes.
-    #[error("the signature is incomplete")]
-    Incomplete,
-    /// The key is unknown, because the token is forged or a key rotation is incomplete.
-    #[error("the key {0} is unknown")]
-    UnknownKey(KeyId),
-    /// The key did not sign this token for this resource and this audience.
-    #[error("the key {0} did not sign this token")]
-    WrongMac(KeyId),
 }
 
 /// Error returned for text that is not a valid [`SignedToken`].

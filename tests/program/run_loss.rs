@@ -31,31 +31,6 @@ async fn lost_lease_stops_the_command_and_its_group() {
 }
 
 #[tokio::test]
-async fn a_command_that_ignores_term_is_killed() {
-    let (_db, server) = serving().await;
-    let notes = Notes::new();
-    let script = format!(
-        "trap '' TERM; sh -c 'echo $$ > {}; sleep 1000'; echo never",
-        notes.path("child").display()
-    );
-    let running = start(
-        &server,
-        &["--ttl", "3s", "--wait", "20s", "--grace", "300ms"],
-        &script,
-    );
-    let child = notes.has("child").await;
-    server
-        .request(Method::POST, "/locks/sku-1/break")
-        .send()
-        .await
-        .unwrap();
-    let ended = end(running).await;
-    ended.is(124);
-    assert_eq!(ended.stdout, "");
-    assert!(!lives(&child), "the child process was left");
-}
-
-#[tokio::test]
 async fn server_outage_longer_than_the_ttl_loses_the_lease() {
     let (db, mut server) = serving().await;
     let notes = Notes::new();

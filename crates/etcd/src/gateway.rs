@@ -106,11 +106,6 @@ impl Gateway {
         self.current.load(Relaxed)
     }
 
-    /// Returns the timeout of a call.
-    pub(crate) const fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// Calls a method at one endpoint. If the outcome is unknown, the next call goes to the next
     /// endpoint.
     pub(crate) async fn call_once<T: DeserializeOwned>(

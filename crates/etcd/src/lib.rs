@@ -49,6 +49,7 @@ mod watched_queue;
 use std::{
     fmt,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use tokio::{
@@ -90,6 +91,9 @@ struct Overloaded;
 /// Maximum number of acquisitions that call etcd at the same time.
 const ACQUISITIONS: usize = 64;
 
+/// Maximum time for which an acquisition waits until it may call etcd.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
+
 impl EtcdBackend {
     fn over(etcd: Etcd) -> Self {
         Self {
@@ -110,7 +114,7 @@ impl Backend for EtcdBackend {
         match step {
             Step::Acquire(ask, waits) => {
                 // While etcd does not respond, requests must not accumulate.
-                let permit = timeout(self.etcd.gateway.timeout(), self.acquisitions.acquire());
+                let permit = timeout(PERMIT_TIMEOUT, self.acquisitions.acquire());
                 let _permit = permit
                     .await
                     .map_err(|_| LeaseError::unavailable(Overloaded))?;

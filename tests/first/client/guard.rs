@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::pending;
 use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
@@ -466,19 +465,6 @@ async fn guard_may_be_dropped_outside_a_runtime() {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
-}
-
-#[tokio::test]
-async fn broken_lease_stops_work_and_notifies_watchers() {
-    let store = Moody::new().await;
-    let lease = store.holder(300).acquire("sku-1").await.unwrap();
-    let watcher = tokio::spawn(lease.lost());
-    store.store.break_lease(&sku(), None).await.unwrap();
-    assert!(matches!(
-        lease.run(pending::<()>()).await,
-        Err(Loss::Refused { .. })
-    ));
-    assert!(matches!(watcher.await.unwrap(), Loss::Refused { .. }));
 }
 
 /// While the new token is requested, the lease is renewed as usual.

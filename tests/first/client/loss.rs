@@ -130,17 +130,6 @@ async fn broken_lease_is_lost_at_the_next_renewal() {
     );
 }
 
-#[tokio::test]
-async fn work_finished_in_time_returns_its_result() {
-    let issued = Issued::start().await;
-    let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
-    assert_eq!(lease.run(async { 7 }).await.unwrap(), 7);
-    let lost = lease.lost();
-    lease.release().await.unwrap();
-    assert!(!issued.is_held().await);
-    assert!(matches!(lost.await, Loss::GivenUp { .. }));
-}
-
 /// The runtime does not poll the timer, as in a paused process.
 #[tokio::test]
 async fn process_paused_past_its_lease_sees_the_loss_first() {

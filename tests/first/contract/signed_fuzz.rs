@@ -145,21 +145,3 @@ proptest! {
         }
     }
 }
-
-#[test]
-fn empty_and_overlong_key_ids_are_refused() {
-    let keys = keys();
-    let field = keys
-        .sign(&Resource::new("sku-1").unwrap(), Token::MIN)
-        .to_string();
-    for id in [
-        String::new(),
-        "k".repeat(10_000),
-        "é".into(),
-        "k1\"".into(),
-        "\\".into(),
-    ] {
-        let other = field.replace("\"k1\"", &format!("\"{id}\""));
-        assert!(verified(other.as_bytes(), &keys).is_none(), "{id}");
-    }
-}

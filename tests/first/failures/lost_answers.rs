@@ -12,7 +12,7 @@ use std::{
 use axum::{Router, routing::post};
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tower_fence::{
-    CommitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    Fence, FenceLayer, PathParam, PgFencedTx,
     layer::{PendingWrite, Refusal},
 };
 
@@ -25,7 +25,6 @@ use crate::support::{
 // The points at which the proxy cuts the connection.
 const NOWHERE: u8 = 0;
 const BEFORE_THE_ANSWER: u8 = 1;
-const AFTER_COMMIT_WAS_CONFIRMED: u8 = 2;
 
 /// Starts a proxy in front of the database. The proxy cuts the connection at the answer to COMMIT,
 /// at the point that the test sets in the returned value.
@@ -39,9 +38,6 @@ async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
             let at = message.windows(tag.len()).position(|window| window == tag);
             match (sender, at, place.load(Relaxed)) {
                 (Sender::Server, Some(_), BEFORE_THE_ANSWER) => Passage::CutAfter(0),
-                (Sender::Server, Some(at), AFTER_COMMIT_WAS_CONFIRMED) => {
-                    Passage::CutAfter(at + tag.len())
-                }
                 _ => Passage::Whole,
             }
         }
@@ -127,32 +123,5 @@ async fn unknown_outcome_of_a_handler_is_reported() {
             .is_problem(503, "outcome-unknown");
         cut.store(NOWHERE, Relaxed);
         assert_eq!(db.entries().await, n, "{path}");
-    }
-}
-
-#[tokio::test]
-async fn confirmed_commit_is_a_success_despite_later_errors() {
-    let db = Postgres::fresh(2).await;
-    let (proxy, cut) = cutting_proxy(&db).await;
-    let fence = fence_behind(&proxy, &db).await;
-    let sku = Resource::new("sku-1").unwrap();
-    for (value, at) in [(1, AFTER_COMMIT_WAS_CONFIRMED), (2, BEFORE_THE_ANSWER)] {
-        let token = Token::new(value).unwrap();
-        let mut tx = fence.begin(&sku, token, TokenUse::SingleUse).await.unwrap();
-        Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({value})"))
-            .await
-            .unwrap();
-        cut.store(at, Relaxed);
-        let outcome = tx.commit().await;
-        cut.store(NOWHERE, Relaxed);
-        if at == AFTER_COMMIT_WAS_CONFIRMED {
-            outcome.unwrap();
-        } else {
-            assert!(
-                matches!(outcome, Err(CommitError::OutcomeUnknown(_))),
-                "{outcome:?}"
-            );
-        }
-        assert_eq!(db.entries().await, value);
     }
 }

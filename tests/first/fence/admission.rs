@@ -5,21 +5,19 @@ use std::time::Duration;
 use sqlx::Postgres;
 use tokio::time::sleep;
 use tower_fence::{
-    AdmitError, Resource, Token, TokenUse,
+    AdmitError, Resource, TokenUse,
     announce::{Announce, LeaseDigest},
 };
 
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     eventually,
-    fence::{begin, insert, is_stale, sku, token, write},
+    fence::{begin, is_stale, sku, token, write},
 };
 
 on_both_databases!(
-    newer_token_is_admitted_and_its_write_is_visible,
     refusals_of_used_and_older_tokens_name_both_numbers,
     superseded_token_is_not_reported_as_used,
-    reusable_token_writes_again_and_supersedes_older_tokens,
     resources_are_independent,
     waiting_writer_is_checked_against_its_predecessors_commit,
     a_wait_for_the_lock_ends_with_busy,
@@ -27,17 +25,6 @@ on_both_databases!(
     maximum_durations_are_accepted_as_limits,
     concurrent_admissions_of_a_new_resource_commit_in_token_order,
 );
-
-async fn newer_token_is_admitted_and_its_write_is_visible<DB: TestDatabase>() {
-    let db = DB::fresh(4).await;
-    let fence = db.fence();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
-    for value in [1, 2, 1_000, Token::MAX.get()] {
-        write(&fence, value).await.unwrap();
-        assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(value));
-    }
-    assert_eq!(db.entries().await, 4);
-}
 
 async fn refusals_of_used_and_older_tokens_name_both_numbers<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
@@ -81,32 +68,6 @@ async fn superseded_token_is_not_reported_as_used<DB: TestDatabase>() {
     assert!(!is_used(6, TokenUse::Reusable).await);
     grant(7).await;
     assert!(!is_used(6, TokenUse::SingleUse).await);
-}
-
-async fn reusable_token_writes_again_and_supersedes_older_tokens<DB: TestDatabase>() {
-    let db = DB::fresh(4).await;
-    let fence = db.fence();
-    for entry in 0..3 {
-        let mut tx = fence
-            .begin(&sku(), token(7), TokenUse::Reusable)
-            .await
-            .unwrap();
-        insert(&mut tx, entry).await;
-        tx.commit().await.unwrap();
-        assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(6));
-    }
-    is_stale(
-        fence.begin(&sku(), token(6), TokenUse::Reusable).await,
-        6,
-        6,
-    );
-    write(&fence, 7).await.unwrap();
-    is_stale(
-        fence.begin(&sku(), token(7), TokenUse::Reusable).await,
-        7,
-        7,
-    );
-    assert_eq!(db.entries().await, 4);
 }
 
 async fn resources_are_independent<DB: TestDatabase>() {

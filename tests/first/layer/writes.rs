@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use axum::{Router, routing::post};
 use sqlx::Postgres;
-use tower_fence::{FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
+use tower_fence::{Resource, Token, TokenUse};
 
 use super::handlers::{Plan, app, max_token, nothing_but_the_fence_has_moved, start};
 use crate::support::{
@@ -16,14 +15,11 @@ use crate::support::{
 
 on_both_databases!(
     write_commits_with_the_fence_and_stale_write_is_refused,
-    a_handler_that_ignores_the_transaction_is_protected,
     failed_handler_keeps_its_token_and_refuses_older_tokens,
     panic_writes_nothing_and_refuses_older_tokens,
     timed_out_handler_is_ended_and_refuses_older_tokens,
     a_handler_may_commit_by_itself,
     write_does_not_wait_for_a_handler_that_has_committed,
-    reusable_tokens_write_again,
-    only_a_fenced_read_refuses_older_writers,
     busy_fence_is_answered_with_retry_after,
 );
 
@@ -43,33 +39,6 @@ async fn write_commits_with_the_fence_and_stale_write_is_refused<DB: TestDatabas
     }
     assert_eq!(server.write("/b/add", 1).await.status, 200);
     assert_eq!(db.entries().await, 2);
-}
-
-async fn a_handler_that_ignores_the_transaction_is_protected<DB: TestDatabase>() {
-    let db = DB::fresh(4).await;
-    let server = start(&db).await;
-    assert_eq!(server.write("/a/plain", 2).await.text, "plain");
-    server
-        .write("/a/plain", 2)
-        .await
-        .is_problem(412, "stale-token");
-    for status in [500, 600, 999] {
-        assert_eq!(
-            server.write(&format!("/a/status/{status}"), 3).await.status,
-            status
-        );
-        assert_eq!(max_token(&db).await, Some(2));
-    }
-    for status in [204, 302] {
-        assert_eq!(
-            server
-                .write(&format!("/a/status/{status}"), status)
-                .await
-                .status,
-            status
-        );
-        assert_eq!(max_token(&db).await, Some(status.into()));
-    }
 }
 
 async fn failed_handler_keeps_its_token_and_refuses_older_tokens<DB: TestDatabase>() {
@@ -134,38 +103,6 @@ async fn write_does_not_wait_for_a_handler_that_has_committed<DB: TestDatabase>(
     assert!(!lingering.is_finished());
 }
 
-async fn reusable_tokens_write_again<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let layer = FenceLayer::new(db.fence(), PathParam("sku")).reusable();
-    let app = Router::new()
-        .route("/{sku}/plain", post(|| async {}))
-        .route_layer(layer);
-    let server = Server::start(app).await;
-    for _ in 0..3 {
-        assert_eq!(server.write("/a/plain", 5).await.status, 200);
-    }
-    server
-        .write("/a/plain", 4)
-        .await
-        .is_problem(412, "stale-token");
-}
-
-async fn only_a_fenced_read_refuses_older_writers<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let server = start(&db).await;
-    assert_eq!(Answer::to(server.get("/a/plain")).await.text, "plain");
-    assert_eq!(max_token(&db).await, None);
-    let read = || server.get("/a/plain").header("Fencing-Token", "5");
-    assert_eq!(Answer::to(read()).await.text, "plain");
-    assert_eq!(max_token(&db).await, Some(4));
-    server
-        .write("/a/plain", 4)
-        .await
-        .is_problem(412, "stale-token");
-    assert_eq!(server.write("/a/plain", 5).await.status, 200);
-    Answer::to(read()).await.is_problem(412, "stale-token");
-}
-
 async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(50)));
@@ -182,50 +119,4 @@ async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     assert_eq!(answer.headers["retry-after"], "1");
     tx.commit().await.unwrap();
     assert_eq!(server.write("/a/add", 6).await.status, 200);
-}
-
-/// When the client disconnects, or when the handler reaches its timeout, the server ends the
-/// statement of the handler, and releases the row lock.
-#[tokio::test]
-async fn interrupted_statement_releases_the_lock() {
-    async fn sleepy(mut tx: PgFencedTx) {
-        let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
-    }
-    let db = Postgres::fresh(4).await;
-    let serve = async |hold_timeout: u64| {
-        let fence = db.fence_with(|fence| {
-            fence
-                .hold_timeout(Duration::from_secs(hold_timeout))
-                .lock_timeout(Duration::from_secs(20))
-        });
-        let app = Router::new()
-            .route("/{sku}/sleepy", post(sleepy))
-            .route("/{sku}/plain", post(|| async {}))
-            .route_layer(FenceLayer::new(fence, PathParam("sku")));
-        Server::start(app).await
-    };
-    // The hold timeout is longer than the lock timeout of the next write, so it does not release
-    // the lock in time.
-    let server = serve(60).await;
-    let gone = server.post("/a/sleepy").header("Fencing-Token", "5");
-    let gone = tokio::spawn(gone.send());
-    eventually("the statement runs", async || {
-        let sleeping = "SELECT count(*) FROM pg_stat_activity \
-                        WHERE datname = current_database() AND wait_event = 'PgSleep'";
-        db.number(sleeping).await == 1
-    })
-    .await;
-    gone.abort();
-    assert_eq!(server.write("/a/plain", 5).await.status, 200);
-    // The handler reaches its timeout.
-    let server = serve(2).await;
-    server
-        .write("/a/sleepy", 7)
-        .await
-        .is_problem(503, "handler-timeout");
-    server
-        .write("/a/plain", 6)
-        .await
-        .is_problem(412, "stale-token");
-    assert_eq!(server.write("/a/plain", 7).await.status, 200);
 }

@@ -403,20 +403,3 @@ async fn wall_clock_set_back_extends_no_lease() {
     db.execute(PUT_BACK).await;
     assert!(waits.await.unwrap().unwrap().token > held.token);
 }
-
-#[tokio::test]
-async fn a_break_with_a_token_ends_that_lease_alone() {
-    let db = Postgres::fresh(2).await;
-    let mut conn = db.pool.acquire().await.unwrap();
-    let seen = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-    release(&mut conn, "sku-1", &seen.lease_id).await.unwrap();
-    let held = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-    for (token, ends) in [(seen.token, 0), (held.token, 1), (held.token, 0)] {
-        let broken = format!("SELECT tower_fence.break_lease('sku-1', {token})::int::bigint");
-        assert_eq!(db.number(&broken).await, ends, "{token}");
-    }
-    is_refused(
-        renew(&mut conn, "sku-1", &held.lease_id, "1 s", false).await,
-        "TF410",
-    );
-}

@@ -308,7 +308,7 @@ async fn queue_positions_are_kept_alive() {
 /// Without a limit, the calls of many requests delay each other beyond their timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_requests_for_one_resource_share_connections() {
-    const REQUESTS: usize = 400;
+    const REQUESTS: usize = 300;
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let leases = connect(&format!("http://{}", proxy.addr), &db).await;
