@@ -1,5 +1,5 @@
-//! Errors of parsing and reading keys, and the reasons why a token counts as forged. The texts never
-//! quote the input, because the input contains secrets.
+//! Errors of parsing and reading keys, and the reasons why a token counts as forged. The texts
+//! never quote the input, because the input contains secrets.
 
 use std::{io, path::PathBuf};
 
