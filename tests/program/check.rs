@@ -4,7 +4,7 @@ use reqwest::Url;
 use serde_json::Value;
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{HOLDER, OPERATOR, file, path, run};
+use super::program::{Ended, HOLDER, OPERATOR, file, path, run};
 use crate::support::{
     database::TestDatabase,
     etcd::EtcdCluster,
@@ -139,16 +139,17 @@ async fn unreachable_member_is_a_note_if_enough_others_answer() {
     ] {
         let arguments = [vec!["check", "--json"], options].concat();
         let mut checked = run(&arguments, &variables).await;
-        // The nodes of a quorum have little time for an answer.
+        // A node of a busy machine may answer too late.
         eventually("the check ends as expected", async || {
-            if checked.status != status {
+            let is_expected = |checked: &Ended| {
+                checked.status == status && levels(&checked.json(), subject) == found
+            };
+            if !is_expected(&checked) {
                 checked = run(&arguments, &variables).await;
             }
-            checked.status == status
+            is_expected(&checked)
         })
         .await;
-        let findings = checked.json();
-        assert_eq!(levels(&findings, subject), found, "{findings}");
     }
 }
 
