@@ -240,8 +240,8 @@ async fn sighup_reloads_the_secrets() {
         "only two of three reloads may succeed"
     );
     // A reload checks the permissions of each file with secrets, as the start does.
-    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    std::fs::set_permissions(keys.path(), everybody).unwrap();
+    let all_may_read = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(keys.path(), all_may_read).unwrap();
     assert!(!server.log().contains("every user of this machine may read"));
     server.signal("-HUP");
     server.logs("every user of this machine may read").await;
@@ -312,8 +312,8 @@ async fn invalid_secret_files_are_refused() {
 async fn environment_secrets_work_and_world_readable_files_warn() {
     let db = Postgres::fresh(2).await;
     let operators = file(OPERATOR);
-    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    std::fs::set_permissions(operators.path(), everybody).unwrap();
+    let all_may_read = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(operators.path(), all_may_read).unwrap();
     let variables = [
         ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
         ("TOWER_FENCE_HOLDER_SECRETS", HOLDER),

@@ -92,13 +92,19 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 /// Formats an error without its causes. The prefix of `sqlx::Error::Configuration` and the position
 /// in the source of Postgres do not help an operator.
 fn text_of(error: &(dyn Error + 'static)) -> String {
-    let refused = match error.downcast_ref() {
-        Some(sqlx::Error::Database(refused)) => Some(refused),
-        // The source of `sqlx::Error::Database`.
-        _ => error.downcast_ref::<Box<dyn DatabaseError>>(),
-    };
-    match refused {
+    match database_error(error) {
         Some(refused) => refused.message().to_owned(),
         None => error.to_string().replace("error with configuration: ", ""),
+    }
+}
+
+/// Returns the error of the database, if `error` is one or wraps one directly.
+pub fn database_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn DatabaseError> {
+    match error.downcast_ref() {
+        Some(sqlx::Error::Database(refused)) => Some(&**refused),
+        // The source of `sqlx::Error::Database`.
+        _ => error
+            .downcast_ref::<Box<dyn DatabaseError>>()
+            .map(|refused| &**refused),
     }
 }

@@ -11,14 +11,17 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
-use sqlx::{AssertSqlSafe, Postgres, error::DatabaseError, postgres::PgDatabaseError};
+use sqlx::{AssertSqlSafe, Postgres, postgres::PgDatabaseError};
 use tokio::time::timeout;
 use tower_fence::{
     AdmitError, Fence, Resource,
     lease::{Leases, RedisLeases},
 };
 
-use crate::{database::reach, failure::chain};
+use crate::{
+    database::reach,
+    failure::{chain, database_error},
+};
 
 /// The reason why a store would not accept a grant.
 #[derive(Clone, Debug)]
@@ -253,12 +256,7 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 }
 
 fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError> {
-    let refused = match error.downcast_ref() {
-        Some(sqlx::Error::Database(refused)) => Some(refused),
-        // The source of `sqlx::Error::Database`.
-        _ => error.downcast_ref::<Box<dyn DatabaseError>>(),
-    };
-    match refused {
+    match database_error(error) {
         Some(refused) => refused.try_downcast_ref(),
         None => error.downcast_ref(),
     }
