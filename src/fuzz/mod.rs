@@ -10,16 +10,13 @@
 //! unit tests call them with random input.
 
 mod issuer;
-mod stores;
 #[cfg(test)]
 mod tests;
 
 use std::fmt::Debug;
 
-pub use self::{
-    issuer::{issuer_answer, issuer_body},
-    stores::redis_answer,
-};
+pub use self::issuer::{issuer_answer, issuer_body};
+pub use crate::lease::fuzz::redis_answer;
 use crate::{
     header::{self, FencingToken},
     idempotency::IdempotencyKey,

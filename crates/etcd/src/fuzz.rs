@@ -2,7 +2,7 @@
 //! an invariant does not hold.
 
 use serde::de::DeserializeOwned;
-use tower_fence::{Token, epochs::Epoch, lease::backend::Seen};
+use tower_fence::{epochs::Epoch, lease::backend::Seen};
 
 use crate::{
     counter::{CounterState, Row, read_mark},
@@ -41,7 +41,7 @@ fn found(bytes: &[u8]) -> [bool; 3] {
         }
     }
     if let Some(status) = read::<StatusAnswer>(bytes) {
-        Log::read(&status.header, &status).expect("the same member");
+        let _ = Log::read(&status.header, &status);
     }
     if let Some(watched) = read::<Streamed<WatchAnswer>>(bytes) {
         let mut queue = WatchedQueue::default();
@@ -67,7 +67,6 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
 fn value(kv: &KeyValue, incarnations: &[KeyValue], header: Header, found: &mut [bool; 3]) {
     let lease = FoundLease::read(kv);
     if let Some(lease) = &lease {
-        assert!(lease.token <= Token::MAX);
         let _ = lease.owner();
     }
     found[0] |= lease.is_some();

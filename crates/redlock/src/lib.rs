@@ -54,6 +54,9 @@ mod backend;
 mod builder;
 mod choice;
 mod end;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod grant;
 mod grants;
 mod list;
