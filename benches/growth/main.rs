@@ -27,5 +27,5 @@ fn main() {
     sizes::race_all(&runtime, &server, &options, &mut report);
     first_writes::race_all(&runtime, &server, &options, &mut report);
     removal::race_all(&runtime, &server, &options, &mut report);
-    println!("{}", report.folder().display());
+    report.finish();
 }

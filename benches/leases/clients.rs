@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use base64::{Engine, engine::general_purpose::STANDARD};
+
 use crate::support::load::{Answered, Client};
 
 /// Writes a POST or a DELETE with these header lines and this body.
@@ -104,7 +106,7 @@ pub struct Etcd<W> {
 impl<W> Etcd<W> {
     pub fn new(names: &[String], session: Session, watch: W) -> Self {
         Self {
-            names: names.iter().map(|name| base64(name.as_bytes())).collect(),
+            names: names.iter().map(|name| STANDARD.encode(name)).collect(),
             next: 0,
             session,
             lease: None,
@@ -117,7 +119,7 @@ impl<W> Etcd<W> {
 impl<W: Watch> Client for Etcd<W> {
     fn request(&mut self, buffer: &mut Vec<u8>) {
         let (path, body) = match (self.lease, &self.key) {
-            (None, _) => ("lease/grant", "{\"TTL\":600}".to_owned()),
+            (None, _) => ("lease/grant", "{\"TTL\":86400}".to_owned()),
             (Some(lease), None) => {
                 let name = &self.names[self.next];
                 (
@@ -167,22 +169,4 @@ fn member(body: &[u8], name: &str) -> Option<String> {
     let (_, rest) = text.split_once(&format!("\"{name}\":\""))?;
     let (value, _) = rest.split_once('"')?;
     Some(value.to_owned())
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let byte = |n: usize| u32::from(*chunk.get(n).unwrap_or(&0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for place in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * place)) as usize % 64];
-            text.push(if place > chunk.len() {
-                '='
-            } else {
-                digit.into()
-            });
-        }
-    }
-    text
 }

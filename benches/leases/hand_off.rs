@@ -230,16 +230,23 @@ pub fn race(
     report.contenders(&title, OURS, &outcomes);
     let row = |name: &str, cost: RefCell<Cost>| {
         let cost = cost.into_inner();
+        if cost.hand_offs == 0 {
+            return None;
+        }
         let each = |count: u64| format!("{:.1}", count as f64 / cost.hand_offs as f64);
         let of_scripts = match cost.all {
             0 => String::new(),
             all => each(all),
         };
         let name = format!("{name}, waiters: {waiters}");
-        vec![name, each(cost.sent), of_scripts]
+        Some(vec![name, each(cost.sent), of_scripts])
     };
-    let mut costs = vec![row(OURS, our_cost), row(USUAL, usual_cost)];
     let [plain, reusing] = their_costs;
-    costs.extend([row(IN_POSTGRES, plain), row(IN_POSTGRES_REUSE, reusing)]);
-    costs
+    let costs = [
+        row(OURS, our_cost),
+        row(USUAL, usual_cost),
+        row(IN_POSTGRES, plain),
+        row(IN_POSTGRES_REUSE, reusing),
+    ];
+    costs.into_iter().flatten().collect()
 }

@@ -80,7 +80,7 @@ fn main() {
         );
     }
     memory::measure(&store, &options, &mut report);
-    println!("{}", report.folder().display());
+    report.finish();
 }
 
 /// Returns the number of files that this process may open.

@@ -53,6 +53,16 @@ impl Report {
         self.save();
     }
 
+    /// Prints the folder of the files. If no table has the title that the options select, exits
+    /// with status 2.
+    pub fn finish(&self) {
+        if self.parts.is_empty() {
+            eprintln!("no table of {} has this text in its title", self.name);
+            std::process::exit(2);
+        }
+        println!("{}", self.folder().display());
+    }
+
     /// Returns the folder of the files: `target/tower-fence-bench/NAME`.
     pub fn folder(&self) -> PathBuf {
         let bench = std::env::current_exe().expect("the path of this program");

@@ -25,7 +25,7 @@ pub enum Carries {
     /// A reusable token.
     OneToken,
     NewTokenAndKey,
-    DeadToken,
+    StaleToken,
     /// A new signed token.
     SignedToken,
     /// A token with an invalid signature.
@@ -47,12 +47,11 @@ pub const HIGHEST: i64 = 900_000_000_000_000;
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
 
 /// Handwritten check.
-pub const ADMIT: &str = "INSERT INTO tokens AS f (resource, max_token, updated_at) \
+const ADMIT: &str = "INSERT INTO tokens AS f (resource, max_token, updated_at) \
      VALUES ($1, $3, CURRENT_TIMESTAMP) \
      ON CONFLICT (resource) DO UPDATE \
      SET max_token = excluded.max_token, updated_at = excluded.updated_at \
-     WHERE f.max_token < $2 \
-     RETURNING pg_backend_pid()";
+     WHERE f.max_token < $2";
 
 /// Table of the handwritten check.
 pub const TOKENS: &str = "CREATE TABLE tokens (resource TEXT COLLATE \"C\" PRIMARY KEY, \
@@ -73,7 +72,7 @@ pub fn token_keys() -> TokenKeys {
 /// resource, and a handler with its layers.
 pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
     use Carries::{
-        DeadToken, ForgedToken, NewToken, NewTokenAndKey, Nothing, OneToken, SignedToken,
+        ForgedToken, NewToken, NewTokenAndKey, Nothing, OneToken, SignedToken, StaleToken,
     };
     let plain = |router: Router<PgPool>| router.with_state(pool.clone());
     let route = || Router::new().route("/{sku}", post(fenced));
@@ -177,8 +176,8 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             None,
             at(deferred).route_layer(layer().deferred()),
         ),
-        app("refusal by hand", DeadToken, None, at(refusal)),
-        app("stale", DeadToken, None, route().route_layer(layer())),
+        app("refusal by hand", StaleToken, None, at(refusal)),
+        app("stale", StaleToken, None, route().route_layer(layer())),
         app(
             "forged",
             ForgedToken,
@@ -230,7 +229,10 @@ async fn advisory_lock(State(pool): State<PgPool>, Path(sku): Path<String>) -> A
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Handles a write that compares the token with a column of the written row.
+/// Write that compares the token with a column of the written row.
+const VERSIONED_UPDATE: &str =
+    "UPDATE stock SET n = n - 1, version = $2 WHERE sku = $1 AND version < $2";
+
 async fn version_column(
     State(pool): State<PgPool>,
     headers: HeaderMap,
@@ -239,22 +241,11 @@ async fn version_column(
     let Some(token) = token(&headers) else {
         return Ok(StatusCode::PRECONDITION_REQUIRED);
     };
-    let mut tx = pool.begin().await?;
-    let version: i64 = sqlx::query_scalar("SELECT version FROM stock WHERE sku = $1 FOR UPDATE")
-        .bind(&sku)
-        .fetch_one(&mut *tx)
-        .await?;
-    if version >= token {
-        tx.rollback().await?;
-        return Ok(StatusCode::PRECONDITION_FAILED);
-    }
-    sqlx::query("UPDATE stock SET n = n - 1, version = $2 WHERE sku = $1")
-        .bind(&sku)
-        .bind(token)
-        .execute(&mut *tx)
-        .await?;
-    tx.commit().await?;
-    Ok(StatusCode::NO_CONTENT)
+    let update = sqlx::query(VERSIONED_UPDATE).bind(sku).bind(token);
+    Ok(match update.execute(&pool).await?.rows_affected() {
+        1 => StatusCode::NO_CONTENT,
+        _ => StatusCode::PRECONDITION_FAILED,
+    })
 }
 
 async fn fenced(mut tx: PgFencedTx, Path(sku): Path<String>) -> Answer {
@@ -333,14 +324,14 @@ async fn check_and_decrement(
     let Some(token) = token(headers) else {
         return Ok(StatusCode::PRECONDITION_REQUIRED);
     };
-    let admitted: Option<i32> = sqlx::query_scalar(ADMIT)
+    let admitted = sqlx::query(ADMIT)
         .bind(sku)
         .bind(token)
         // The check admits equal tokens, so that a token can be used for more than one write.
         .bind(token - 1)
-        .fetch_optional(&mut *conn)
+        .execute(&mut *conn)
         .await?;
-    if admitted.is_none() {
+    if admitted.rows_affected() == 0 {
         return Ok(StatusCode::PRECONDITION_FAILED);
     }
     decrement(conn, sku).await?;

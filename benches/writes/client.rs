@@ -59,7 +59,7 @@ impl Client for Writer {
             Carries::Nothing => 0,
             Carries::NewToken | Carries::NewTokenAndKey | Carries::SignedToken => next_token(),
             Carries::OneToken => self.one_token,
-            Carries::DeadToken | Carries::ForgedToken => 1,
+            Carries::StaleToken | Carries::ForgedToken => 1,
         };
         let written = write!(buffer, "POST {path}/{sku} HTTP/1.1\r\nHost: bench\r\n");
         let written = written.and_then(|()| match self.carries {
@@ -87,9 +87,9 @@ impl Client for Writer {
 
     fn answered(&mut self, status: u16, _body: &[u8]) -> Answered {
         match (self.carries, status) {
-            (Carries::DeadToken, 412) => Answered::Done,
+            (Carries::StaleToken, 412) => Answered::Done,
             (Carries::ForgedToken, 403) => Answered::Done,
-            (Carries::DeadToken | Carries::ForgedToken, _) => Answered::Unexpected,
+            (Carries::StaleToken | Carries::ForgedToken, _) => Answered::Unexpected,
             (_, 204) => Answered::Done,
             // Several connections write to this resource, and a request with a newer token arrived
             // first.

@@ -75,7 +75,7 @@ fn main() {
     if bench.options.latency.is_zero() {
         functions::race_all(&bench, &mut report);
     }
-    println!("{}", report.folder().display());
+    report.finish();
 }
 
 /// Returns one router for all contenders.
@@ -127,7 +127,7 @@ impl Bench {
             let token = match carries {
                 Carries::Nothing | Carries::ForgedToken => continue,
                 // After a write under this token, every other token of the bench is stale.
-                Carries::DeadToken => HIGHEST,
+                Carries::StaleToken => HIGHEST,
                 // The resources of all other contenders have been written to before.
                 _ => client::next_token(),
             };
