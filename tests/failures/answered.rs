@@ -2,7 +2,7 @@
 //! received are compared with the database.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -15,9 +15,9 @@ use futures_util::future::{join, join_all};
 use sqlx::{PgPool, postgres::PgPoolOptions};
 use tokio::time::{sleep, timeout};
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, TokenUse,
+    AdmitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
     layer::DatabaseError,
-    lease::{Acquire, Leases, PostgresLeases},
+    lease::{Acquire, Leases, PostgresLeases, Renew},
 };
 
 use crate::support::{
@@ -59,8 +59,10 @@ pub struct Holders {
     /// The highest granted token of each resource.
     granted: [Mutex<i64>; RESOURCES],
     pub acknowledged: Mutex<Vec<Write>>,
-    /// The number of grants whose token was not above all tokens that were returned before the
-    /// request.
+    /// The entries of the writes that were acknowledged, or whose outcome was reported as unknown.
+    possible: Mutex<HashSet<i64>>,
+    /// The number of grants and renewals whose token was not above all tokens that were returned
+    /// before the request.
     repeated: AtomicUsize,
 }
 
@@ -71,10 +73,12 @@ pub struct Outcome {
     pub lost: usize,
     /// The number of writes that were applied twice.
     pub doubled: usize,
+    /// The number of writes that were applied, although every answer denied it.
+    pub denied: usize,
     /// The number of acknowledged writes whose tokens are admitted again.
     pub forgotten: usize,
-    /// The number of grants whose token was not above all tokens that were returned before the
-    /// request.
+    /// The number of grants and renewals whose token was not above all tokens that were returned
+    /// before the request.
     pub repeated: usize,
 }
 
@@ -121,6 +125,7 @@ impl Holders {
             stop: AtomicBool::new(false),
             granted: Default::default(),
             acknowledged: Mutex::default(),
+            possible: Mutex::default(),
             repeated: AtomicUsize::new(0),
         }
     }
@@ -137,23 +142,37 @@ impl Holders {
             if self.stop.load(Relaxed) {
                 return;
             }
-            let highest = &self.granted[turn % RESOURCES];
-            let resource = resource(turn % RESOURCES);
-            let before = *highest.lock().unwrap();
+            let number = turn % RESOURCES;
+            let resource = resource(number);
+            let before = self.highest(number);
             let Ok(lease) = self.leases.acquire(&resource, Acquire::new(TTL)).await else {
                 sleep(Duration::from_millis(5)).await;
                 continue;
             };
-            let token = lease.token.get();
-            self.repeated
-                .fetch_add(usize::from(token <= before), Relaxed);
-            {
-                let mut highest = highest.lock().unwrap();
-                *highest = token.max(*highest);
+            self.record(number, before, lease.token);
+            self.write(&resource, lease.token.get()).await;
+            let before = self.highest(number);
+            let renew = Renew::new(TTL).with_new_token();
+            if let Ok(renewed) = self.leases.renew(&resource, &lease.id, renew).await {
+                self.record(number, before, renewed.token);
             }
-            self.write(&resource, token).await;
             let _ = self.leases.release(&resource, &lease.id).await;
         }
+    }
+
+    /// Returns the highest token of a resource that was returned until now.
+    fn highest(&self, resource: usize) -> i64 {
+        *self.granted[resource].lock().unwrap()
+    }
+
+    /// Records a returned token. `before` is the highest token that was returned before the
+    /// request.
+    fn record(&self, resource: usize, before: i64, token: Token) {
+        let token = token.get();
+        self.repeated
+            .fetch_add(usize::from(token <= before), Relaxed);
+        let mut highest = self.granted[resource].lock().unwrap();
+        *highest = token.max(*highest);
     }
 
     /// Repeats one write until its answer is final.
@@ -183,17 +202,24 @@ impl Holders {
     /// Returns the status of the answer.
     pub async fn try_write(&self, resource: &Resource, token: i64, entry: i64) -> u16 {
         let path = format!("/{resource}/{entry}");
-        self.service.write(&path, token).await.status
+        let answer = self.service.write(&path, token).await;
+        if answer.status == 200 || answer.text.contains("outcome-unknown") {
+            self.possible.lock().unwrap().insert(entry);
+        }
+        answer.status
     }
 
     async fn judge(&self, server: &PostgresServer) -> Outcome {
         let fence = fence(server).await;
         let entries = entries(fence.pool()).await;
         let acknowledged = std::mem::take(&mut *self.acknowledged.lock().unwrap());
+        let possible = std::mem::take(&mut *self.possible.lock().unwrap());
         let lost = |write: &&Write| !entries.contains_key(&write.entry);
+        let denied = |entry: &&i64| !possible.contains(*entry);
         let mut outcome = Outcome {
             lost: acknowledged.iter().filter(lost).count(),
             doubled: entries.values().filter(|&&times| times > 1).count(),
+            denied: entries.keys().filter(denied).count(),
             forgotten: 0,
             repeated: self.repeated.load(Relaxed),
         };

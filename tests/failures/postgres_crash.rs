@@ -1,165 +1,20 @@
-//! Postgres servers that crash and stop under load.
-
-use std::{
-    collections::{HashMap, HashSet},
-    sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
-    time::Duration,
-};
+//! Postgres servers with `synchronous_commit=off` that crash.
 
 use axum::{
     Router,
     body::Body,
-    extract::Path,
     http::{Request, request::Parts},
-    routing::{get, post},
+    routing::get,
 };
-use futures_util::future::join_all;
 use sqlx::{PgPool, Postgres, postgres::PgConnectOptions};
-use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_fence::{
-    Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    Fence, FenceLayer, Resource, Token, TokenUse,
     announce::{Announce, LeaseDigest},
     epochs::{Epoch, Epochs},
-    layer::DatabaseError,
 };
 
-use crate::support::{eventually, http::Server, postgres::PostgresServer};
-
-/// The outages of Postgres under load.
-const OUTAGES: [&str; 4] = ["crash", "stop", "crash", "crash"];
-
-/// The answers that one client received for its writes.
-#[derive(Default)]
-struct Answers {
-    /// Writes that were answered with 200.
-    acknowledged: HashSet<i64>,
-    /// Writes that were answered with an unknown outcome.
-    unknown: HashSet<i64>,
-    /// Writes that were finally refused, because an earlier attempt had written.
-    found_written: HashSet<i64>,
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crash_of_postgres_under_load_loses_no_acknowledged_write() {
-    let all = crash_under_load();
-    let in_time = tokio::time::timeout(Duration::from_secs(60), all).await;
-    in_time.expect("the service did not recover in time");
-}
-
-async fn crash_under_load() {
-    const CLIENTS: i64 = 8;
-    async fn write(
-        mut tx: PgFencedTx,
-        Path((client, entry)): Path<(i64, i64)>,
-    ) -> Result<(), DatabaseError> {
-        sqlx::query("INSERT INTO written VALUES ($1, $2)")
-            .bind(client)
-            .bind(entry)
-            .execute(&mut *tx)
-            .await?;
-        Ok(())
-    }
-    let mut postgres = PostgresServer::start(&[]).await;
-    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
-    let pool = pool.connect(&postgres.url("postgres")).await.unwrap();
-    // The table has no unique index, so it can contain an entry twice.
-    sqlx::raw_sql("CREATE TABLE written (client BIGINT, entry BIGINT)")
-        .execute(&pool)
-        .await
-        .unwrap();
-    let fence = tower_fence::Fence::new(pool.clone());
-    fence.migrate().await.unwrap();
-    let app = Router::new()
-        .route("/{client}/{entry}", post(write))
-        .route_layer(FenceLayer::new(fence, PathParam("client")));
-    let server = Server::start(app).await;
-    let (stop, acknowledged) = (AtomicBool::new(false), AtomicI64::new(0));
-    let client = async |client: i64| {
-        let mut answers = Answers::default();
-        for token in 1.. {
-            if stop.load(Relaxed) {
-                break;
-            }
-            // Repeats one write until its answer is final.
-            loop {
-                let answer = server.write(&format!("/{client}/{token}"), token).await;
-                match answer.status {
-                    200 => {
-                        answers.acknowledged.insert(token);
-                        acknowledged.fetch_add(1, Relaxed);
-                        break;
-                    }
-                    412 => {
-                        assert_eq!(answer.json()["max_token"], token);
-                        answers.found_written.insert(token);
-                        break;
-                    }
-                    503 => {
-                        if answer.text.contains("outcome-unknown") {
-                            answers.unknown.insert(token);
-                        }
-                        sleep(Duration::from_millis(5)).await;
-                    }
-                    _ => panic!("{answer:?}"),
-                }
-            }
-        }
-        answers
-    };
-    let outages = async {
-        let writes_go_on = async || {
-            let before = acknowledged.load(Relaxed);
-            eventually("writes continue", async || {
-                acknowledged.load(Relaxed) >= before + 40 * CLIENTS
-            })
-            .await;
-        };
-        for outage in OUTAGES {
-            writes_go_on().await;
-            match outage {
-                "crash" => postgres.crash().await,
-                _ => postgres.stop().await,
-            }
-            postgres.restart().await;
-        }
-        writes_go_on().await;
-        stop.store(true, Relaxed);
-    };
-    let (answers, ()) =
-        futures_util::future::join(join_all((0..CLIENTS).map(client)), outages).await;
-    let written: Vec<(i64, i64, i64)> =
-        sqlx::query_as("SELECT client, entry, count(*) FROM written GROUP BY client, entry")
-            .fetch_all(&pool)
-            .await
-            .unwrap();
-    let sum = |count: fn(&Answers) -> usize| answers.iter().map(count).sum::<usize>();
-    println!(
-        "{} written: {} acknowledged, {} found written; {} were unknown for a while",
-        written.len(),
-        sum(|answers| answers.acknowledged.len()),
-        sum(|answers| answers.found_written.len()),
-        sum(|answers| answers.unknown.len()),
-    );
-    let written: HashMap<(i64, i64), i64> = written
-        .into_iter()
-        .map(|(client, entry, times)| ((client, entry), times))
-        .collect();
-    for (client, answers) in (0..).zip(&answers) {
-        for &entry in answers.acknowledged.union(&answers.found_written) {
-            let times = written.get(&(client, entry));
-            assert_eq!(times, Some(&1), "client {client}, entry {entry}");
-        }
-    }
-    for (&(client, entry), &times) in &written {
-        let answers = &answers[usize::try_from(client).unwrap()];
-        assert_eq!(times, 1, "client {client}, entry {entry}");
-        assert!(
-            answers.acknowledged.contains(&entry) || answers.unknown.contains(&entry),
-            "client {client} received a refusal for the written entry {entry}"
-        );
-    }
-}
+use crate::support::{eventually, postgres::PostgresServer};
 
 /// Starts a server with `synchronous_commit=off`, which waits for its disk only on request.
 async fn lazy_server() -> PostgresServer {

@@ -1,16 +1,8 @@
 //! Leases in Postgres: the state after a crash, and the contents of the server log.
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
-use futures_util::future::{join, join_all};
 use sqlx::{Acquire as _, PgConnection, PgPool, Postgres, postgres::PgPoolOptions};
-use tokio::time::sleep;
 use tower_fence::{
     Fence, Resource,
     lease::{Acquire, LeaseAdmin, LeaseId, Leases, PostgresLeases, Renew},
@@ -177,58 +169,4 @@ async fn server_log_contains_no_lease_id() {
     for secret in [&id, &waits.lease_id] {
         assert!(!log.contains(secret.expose()));
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_increase_across_crashes_under_load() {
-    const RESOURCES: usize = 3;
-    let mut server = PostgresServer::start(&[]).await;
-    let leases = store(&server).await;
-    let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let highest: [Mutex<i64>; RESOURCES] = Default::default();
-    let worker = async |n: usize| {
-        for turn in n.. {
-            if stop.load(Relaxed) {
-                return;
-            }
-            let number = turn % RESOURCES;
-            let resource = Resource::new(format!("sku-{number}")).unwrap();
-            let record = |token: i64| {
-                let mut highest = highest[number].lock().unwrap();
-                *highest = (*highest).max(token);
-            };
-            let before = *highest[number].lock().unwrap();
-            let request = Acquire::new(Duration::from_millis(300));
-            let Ok(lease) = leases.acquire(&resource, request).await else {
-                sleep(Duration::from_millis(2)).await;
-                continue;
-            };
-            assert!(lease.token.get() > before, "{} after {before}", lease.token);
-            record(lease.token.get());
-            done.fetch_add(1, Relaxed);
-            let renew = Renew::new(Duration::from_millis(300)).with_new_token();
-            if let Ok(renewed) = leases.renew(&resource, &lease.id, renew).await {
-                assert!(renewed.token > lease.token);
-                record(renewed.token.get());
-            }
-            let _ = leases.release(&resource, &lease.id).await;
-        }
-    };
-    let outages = async {
-        let goes_on = async || {
-            let before = done.load(Relaxed);
-            eventually("grants continue", async || {
-                done.load(Relaxed) > before + 100
-            })
-            .await;
-        };
-        for _ in 0..3 {
-            goes_on().await;
-            server.crash().await;
-            server.restart().await;
-        }
-        goes_on().await;
-        stop.store(true, Relaxed);
-    };
-    join(join_all((0..6).map(worker)), outages).await;
 }

@@ -1,4 +1,4 @@
-//! A Postgres server that crashes and restarts, or is restored from a backup, under load.
+//! A Postgres server that crashes, stops, or is restored from a backup under load.
 
 use std::process::Command;
 
@@ -26,10 +26,6 @@ async fn restore(backup: Backup, cured: bool) -> Outcome {
     let address = Proxy::to(lost.addr()).await;
     let url = address.url(&lost.url("postgres"));
     outcome(&url, async |holders| {
-        // A restart without a restore loses nothing.
-        lost.crash().await;
-        lost.restart().await;
-        holders.go_on().await;
         let copy = match backup {
             Backup::Files => Some(lost.copy(lost.addr(), &[]).await),
             Backup::Archive => {
@@ -87,6 +83,24 @@ async fn run(mut command: Command, server: &PostgresServer) {
     let ran = tokio::task::spawn_blocking(move || command.output());
     let ran = ran.await.unwrap().unwrap();
     assert!(ran.status.success(), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crashes_and_stops_under_load_lose_nothing() {
+    let mut postgres = server().await;
+    let url = postgres.url("postgres");
+    let outcome = outcome(&url, async |holders| {
+        for crashes in [true, false, true, true] {
+            holders.go_on().await;
+            match crashes {
+                true => postgres.crash().await,
+                false => postgres.stop().await,
+            }
+            postgres.restart().await;
+        }
+        postgres
+    });
+    assert_eq!(outcome.await, Outcome::default());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
