@@ -14,15 +14,12 @@ use tower_fence::{
     epochs::{Epoch, Epochs},
 };
 
+use super::answered;
 use crate::support::{eventually, postgres::PostgresServer};
 
 /// Starts a server with `synchronous_commit=off`, which waits for its disk only on request.
-async fn lazy_server() -> PostgresServer {
+pub async fn lazy_server() -> PostgresServer {
     PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
-}
-
-async fn fence_on(server: &PostgresServer) -> Fence<Postgres> {
-    Fence::new(PgPool::connect(&server.url("postgres")).await.unwrap())
 }
 
 fn named(name: &str) -> Resource {
@@ -64,7 +61,7 @@ async fn crash(
     fence.pool().close().await;
     server.crash().await;
     server.restart().await;
-    let after = fence_on(server).await;
+    let after = answered::fence(server).await;
     let found = after.inspect(&lost).await.unwrap();
     assert_eq!(
         found,
@@ -77,7 +74,7 @@ async fn crash(
 #[tokio::test]
 async fn epoch_survives_a_crash_of_postgres_without_synchronous_commit() {
     let mut server = lazy_server().await;
-    let before = fence_on(&server).await;
+    let before = answered::fence(&server).await;
     before.migrate().await.unwrap();
     before.next_epoch(7, Epoch::FIRST).await.unwrap();
     let next = before_a_loss(&before).await;
@@ -91,7 +88,7 @@ async fn epoch_survives_a_crash_of_postgres_without_synchronous_commit() {
 #[tokio::test]
 async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
     let mut server = lazy_server().await;
-    let mut fence = fence_on(&server).await;
+    let mut fence = answered::fence(&server).await;
     fence.migrate().await.unwrap();
     let (token, lease) = (
         Token::new(9).unwrap(),
@@ -145,7 +142,7 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
 #[tokio::test]
 async fn raise_flushes_the_admission_of_an_asynchronous_session() {
     let mut server = lazy_server().await;
-    let lazy = fence_on(&server).await;
+    let lazy = answered::fence(&server).await;
     lazy.migrate().await.unwrap();
     let options: PgConnectOptions = server.url("postgres").parse().unwrap();
     let options = options.options([("synchronous_commit", "on")]);

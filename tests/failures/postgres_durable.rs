@@ -8,6 +8,7 @@ use tower_fence::{
     lease::{Acquire, LeaseAdmin, LeaseId, Leases, PostgresLeases, Renew},
 };
 
+use super::postgres_crash::lazy_server;
 use crate::support::{
     database::TestDatabase,
     eventually,
@@ -22,11 +23,6 @@ async fn store(server: &PostgresServer) -> PostgresLeases {
     let fence = Fence::new(pool.connect(&server.url("postgres")).await.unwrap());
     fence.migrate().await.unwrap();
     PostgresLeases::new(fence)
-}
-
-/// Starts a server with `synchronous_commit=off`, which waits for its disk only on request.
-async fn lazy_server() -> PostgresServer {
-    PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
 }
 
 #[tokio::test]
