@@ -14,18 +14,12 @@ use tokio::{sync::watch, time::sleep};
 use tower_fence::{FenceLayer, PathParam, PgFencedTx, layer::DatabaseError};
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::TestDatabase,
     eventually,
     http::{Answer, Server},
     process::Inventory,
     proxy::{Link, Proxy},
 };
-
-async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
-    let waiting = "SELECT count(*) FROM pg_stat_activity \
-                   WHERE wait_event_type = 'Lock' AND datname = current_database()";
-    db.number(waiting).await
-}
 
 /// The process freezes in its handler while it holds the row lock. The server ends the transaction,
 /// the successor is admitted, and the resumed process does not report a success.
@@ -50,10 +44,8 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
         .await
         .unwrap();
     let stuck = tokio::spawn(decrement(&frozen, 1));
-    eventually("the request is in its handler", async || {
-        waiting_for_locks(&db).await == 1
-    })
-    .await;
+    // The request is in its handler.
+    db.waits_for_lock().await;
     frozen.signal("-STOP");
     blocker.rollback().await.unwrap();
     eventually("the successor is admitted", async || {
@@ -92,10 +84,7 @@ async fn a_deadlock_with_the_application_is_busy() {
     let update = "SET LOCAL deadlock_timeout = '1min'; UPDATE stock SET n = n + 100";
     Postgres::execute(&mut application, update).await.unwrap();
     let (answer, ()) = futures_util::future::join(server.write("/r", 2), async {
-        eventually("the handler waits", async || {
-            waiting_for_locks(&db).await == 1
-        })
-        .await;
+        db.waits_for_lock().await;
         // The locks are taken in the opposite order.
         let opposite = "UPDATE tower_fence.resources SET max_token = max_token";
         Postgres::execute(&mut application, opposite).await.unwrap();

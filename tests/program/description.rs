@@ -221,12 +221,7 @@ async fn description_documents_the_busy_answer() {
     let renewal = server.request(Method::PUT, "/locks/sku-1");
     let renewal = renewal.header("Lease-Id", lease["lease_id"].as_str().unwrap());
     let renewal = tokio::spawn(Answer::to(renewal.json(&json!({}))));
-    let blocked = "SELECT count(*) FROM pg_stat_activity \
-                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    eventually("the request is in progress", async || {
-        db.number(blocked).await > 0
-    })
-    .await;
+    db.waits_for_lock().await;
     for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
         let refused = asked(&server, operation, &[]).await;
         refused.is_problem(503, "server-busy");

@@ -51,16 +51,6 @@ async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
     conn
 }
 
-/// Waits until a call of the server waits for a lock.
-async fn waits_for_a_lock(db: &Fresh<Postgres>) {
-    eventually("the statement waits for a lock", async || {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                   AND datname = current_database()";
-        db.number(sql).await > 0
-    })
-    .await;
-}
-
 /// A renewal that waits for the row of `sku-1`.
 struct Renewal {
     row: PgConnection,
@@ -78,7 +68,7 @@ impl Renewal {
             .header("Lease-Id", lease["lease_id"].as_str().unwrap())
             .json(&json!({"new_token": true}));
         let answer = tokio::spawn(renewal.send());
-        waits_for_a_lock(db).await;
+        db.waits_for_lock().await;
         Self { row, answer }
     }
 
@@ -240,7 +230,7 @@ async fn grant_waiting_for_the_database_is_answered_at_stop() {
         .request(Method::POST, "/locks/sku-1")
         .json(&json!({}));
     let mut answer = tokio::spawn(Answer::to(request));
-    waits_for_a_lock(&db).await;
+    db.waits_for_lock().await;
     server.signal("-TERM");
     // A request in the queue would be answered within this time.
     let early = timeout(Duration::from_millis(1_500), &mut answer).await;
