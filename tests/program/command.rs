@@ -5,7 +5,8 @@ use std::{fs, path::PathBuf};
 use sqlx::Postgres;
 use tempfile::TempDir;
 
-use super::program::{Ended, Served, under};
+pub use super::program::end;
+use super::program::{Served, under};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -47,15 +48,6 @@ pub fn start_under(
         .args(options)
         .args(["--", "sh", "-c", script]);
     Process::run(command)
-}
-
-pub async fn end(mut process: Process) -> Ended {
-    let status = process.exit().await;
-    Ended {
-        status: status.code().unwrap_or(-1),
-        stdout: process.stdout(),
-        stderr: process.log(),
-    }
 }
 
 pub async fn held(server: &Served) -> bool {

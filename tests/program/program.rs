@@ -83,7 +83,11 @@ pub async fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
 }
 
 pub async fn ended(command: Command) -> Ended {
-    let mut process = Process::run(command);
+    end(Process::run(command)).await
+}
+
+/// Waits for the end of a process.
+pub async fn end(mut process: Process) -> Ended {
     let status = process.exit().await;
     Ended {
         status: status.code().unwrap_or(-1),
