@@ -11,7 +11,7 @@ use std::{
 use reqwest::Url;
 use tempfile::TempDir;
 
-use super::{eventually, ports::free_port, process::send_signal};
+use super::{eventually, ports::free_port, postgres::unprivileged, process::send_signal};
 
 pub struct PgBouncer {
     port: u16,
@@ -114,17 +114,4 @@ fn run(folder: &Path) -> Child {
     command
         .spawn()
         .expect("pgbouncer is not installed: use tests/run")
-}
-
-/// Returns the user and the group to run as, because PgBouncer refuses to run as root. Returns
-/// `None` if this process is not root.
-fn unprivileged() -> Option<(u32, u32)> {
-    let id = |arguments: &[&str]| -> Option<u32> {
-        let output = Command::new("id").args(arguments).output().ok()?;
-        String::from_utf8(output.stdout).ok()?.trim().parse().ok()
-    };
-    if id(&["-u"]) != Some(0) {
-        return None;
-    }
-    Some((id(&["-u", "nobody"])?, id(&["-g", "nobody"])?))
 }

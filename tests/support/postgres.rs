@@ -305,9 +305,9 @@ pub fn programs() -> Option<PathBuf> {
     })
 }
 
-/// Returns the user and the group to run as, because Postgres refuses to run as root. Returns
-/// `None` if this process is not root.
-fn unprivileged() -> Option<(u32, u32)> {
+/// Returns the user and the group to run as, because Postgres and PgBouncer refuse to run as root.
+/// Returns `None` if this process is not root.
+pub fn unprivileged() -> Option<(u32, u32)> {
     let id = |arguments: &[&str]| -> Option<u32> {
         let output = Command::new("id").args(arguments).output().ok()?;
         String::from_utf8(output.stdout).ok()?.trim().parse().ok()
