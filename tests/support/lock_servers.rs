@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -16,38 +16,10 @@ use tokio::{
 };
 
 use super::{
+    etcd::EtcdCluster,
     ports::free_port,
     process::{Process, python, send_signal},
 };
-
-/// Starts a program, and waits until it answers. Returns `None` if it does not, for example because
-/// another process has taken its port.
-async fn start(mut command: Command, answers: impl AsyncFn() -> bool) -> Option<Child> {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let mut child = command.spawn().expect("not installed: use tests/run");
-    for _ in 0..1_000 {
-        if child.try_wait().unwrap().is_some() {
-            return None;
-        }
-        if answers().await {
-            return Some(child);
-        }
-        sleep(Duration::from_millis(20)).await;
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    None
-}
-
-fn kill(child: &mut Option<Child>) {
-    if let Some(mut child) = child.take() {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-}
 
 /// A ZooKeeper ensemble of one server, which elects itself as the leader at each start.
 pub struct ZooKeeper {
@@ -84,15 +56,29 @@ impl ZooKeeper {
     }
 
     async fn try_start(&mut self) -> bool {
-        let mut command = Command::new("java");
-        command
+        let child = Command::new("java")
             .args(["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
             .args(["-cp", "/usr/share/java/zookeeper.jar"])
             .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
             .arg(self.folder.path().join("zoo.cfg"))
-            .current_dir(self.folder.path());
-        self.child = start(command, async || self.zxid().await.is_some()).await;
-        self.child.is_some()
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        self.child = Some(child.expect("java is not installed: use tests/run"));
+        for _ in 0..1_000 {
+            // The server ends if another process has taken one of its ports.
+            if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
+                break;
+            }
+            if self.zxid().await.is_some() {
+                return true;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        self.kill();
+        false
     }
 
     pub fn hosts(&self) -> String {
@@ -115,7 +101,10 @@ impl ZooKeeper {
     }
 
     pub fn kill(&mut self) {
-        kill(&mut self.child);
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     /// Restarts the server with its data.
@@ -158,97 +147,32 @@ impl Drop for ZooKeeper {
     }
 }
 
-/// An etcd cluster of one member.
+/// An etcd cluster of one node.
 pub struct Etcd {
-    port: u16,
-    peer_port: u16,
-    folder: TempDir,
-    /// The data directory in the folder.
-    data: &'static str,
-    child: Option<Child>,
+    cluster: EtcdCluster,
+    snapshot: Option<PathBuf>,
 }
 
 impl Etcd {
     pub async fn start() -> Self {
-        for _ in 0..5 {
-            let mut server = Self {
-                port: free_port(),
-                peer_port: free_port(),
-                folder: tempfile::tempdir().unwrap(),
-                data: "data",
-                child: None,
-            };
-            if server.try_start().await {
-                return server;
-            }
+        Self {
+            cluster: EtcdCluster::start(1).await,
+            snapshot: None,
         }
-        panic!("etcd could not be started: use tests/run");
-    }
-
-    async fn try_start(&mut self) -> bool {
-        let (url, peer_url) = (self.url(), self.peer_url());
-        let mut command = Command::new("etcd");
-        command
-            .args(["--name", "default", "--data-dir", self.data])
-            .args([
-                "--listen-client-urls",
-                &url,
-                "--advertise-client-urls",
-                &url,
-            ])
-            .args(["--listen-peer-urls", &peer_url])
-            .args(["--initial-advertise-peer-urls", &peer_url])
-            .args(["--initial-cluster", &format!("default={peer_url}")])
-            // With these timeouts, etcd grants leases as short as two seconds.
-            .args(["--heartbeat-interval", "50", "--election-timeout", "300"])
-            .current_dir(self.folder.path());
-        self.child = start(command, async || self.revision().await.is_some()).await;
-        self.child.is_some()
     }
 
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        self.cluster.urls().remove(0)
     }
 
-    fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peer_port)
+    pub fn snapshot(&mut self) {
+        self.snapshot = Some(self.cluster.save("snapshot"));
     }
 
-    /// Returns the current revision. The read is linearizable.
-    pub async fn revision(&self) -> Option<i64> {
-        revision(&self.url()).await
-    }
-
-    pub fn ctl(&self) -> Command {
-        let mut command = Command::new("etcdctl");
-        command
-            .env("ETCDCTL_API", "3")
-            .env("ETCDCTL_ENDPOINTS", self.url());
-        command
-    }
-
-    /// Saves a snapshot in the folder.
-    pub fn snapshot(&self) {
-        let file = self.folder.path().join("snapshot");
-        let saved = self.ctl().args(["snapshot", "save"]).arg(file).output();
-        assert!(saved.unwrap().status.success());
-    }
-
-    /// Restarts the server from the snapshot.
+    /// Restarts the server from the snapshot, with the same cluster id.
     pub async fn restore(&mut self) {
-        kill(&mut self.child);
-        self.data = "restored";
-        let peer_url = self.peer_url();
-        let restored = self
-            .ctl()
-            .args(["snapshot", "restore", "snapshot", "--name", "default"])
-            .args(["--data-dir", self.data])
-            .args(["--initial-advertise-peer-urls", &peer_url])
-            .args(["--initial-cluster", &format!("default={peer_url}")])
-            .current_dir(self.folder.path())
-            .output();
-        assert!(restored.unwrap().status.success());
-        assert!(self.try_start().await, "etcd did not start again");
+        let snapshot = self.snapshot.as_ref().expect("no snapshot was saved");
+        self.cluster.restore(snapshot, "the-cluster").await;
     }
 
     /// Starts a program that takes the lock of a SKU and writes. See `examples/etcd.sh`.
@@ -258,29 +182,16 @@ impl Etcd {
 
     /// Like [`holder`](Self::holder), with an offset that is added to the tokens.
     pub fn holder_above(&self, offset: i64, sku: &str, inventory: &str, thinking: f64) -> Holder {
-        let mut command = self.ctl();
+        let mut command = Command::new("etcdctl");
         command
+            .env("ETCDCTL_API", "3")
+            .env("ETCDCTL_ENDPOINTS", self.url())
             .args(["lock", "--ttl", "2", sku, "--", "examples/etcd.sh", sku])
             .env("INVENTORY_URL", inventory)
             .env("THINKING", thinking.to_string())
             .env("TOKEN_OFFSET", offset.to_string());
         Holder(Process::run(command))
     }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        kill(&mut self.child);
-    }
-}
-
-/// Returns the current revision of etcd. The read is linearizable.
-pub async fn revision(url: &str) -> Option<i64> {
-    let read = crate::http::client()
-        .post(format!("{url}/v3/kv/range"))
-        .body(r#"{"key": "AA=="}"#);
-    let read: serde_json::Value = read.send().await.ok()?.json().await.ok()?;
-    read["header"]["revision"].as_str()?.parse().ok()
 }
 
 /// A program that holds a lock. On drop, the program and its child processes are killed.
