@@ -269,30 +269,3 @@ async fn a_replay_does_not_wait_for_the_resource() {
     assert!(!slow.is_finished(), "the replay waited for the resource");
     assert_eq!(slow.await.unwrap().status, 200);
 }
-
-async fn never(mut tx: PgFencedTx) {
-    sqlx::query("INSERT INTO ledger VALUES (7)")
-        .execute(&mut *tx)
-        .await
-        .unwrap();
-    std::future::pending::<()>().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_handler_is_ended_and_its_successor_is_admitted() {
-    let db = Postgres::fresh(2).await;
-    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300)));
-    let app = Router::new()
-        .route("/never/{r}", post(never))
-        .route("/write/{r}", post(async |_tx: PgFencedTx| {}))
-        .route_layer(FenceLayer::new(fence, PathParam("r")));
-    let server = Server::start(app).await;
-    let (stuck, next) = join(server.write("/never/r", 1), async {
-        sleep(Duration::from_millis(50)).await;
-        server.write("/write/r", 2).await
-    })
-    .await;
-    stuck.is_problem(503, "handler-timeout");
-    assert_eq!(next.status, 200);
-    assert_eq!(db.entries().await, 0);
-}
