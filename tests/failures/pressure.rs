@@ -10,9 +10,9 @@ use axum::{
     Router,
     routing::{get, post},
 };
-use futures_util::future::{join, join_all};
+use futures_util::future::join_all;
 use sqlx::{PgPool, Postgres};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tower_fence::{
     AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, Token, TokenUse,
     fence::WriteError,
@@ -41,38 +41,6 @@ async fn hold_for_a_moment(mut tx: PgFencedTx) {
     sleep(Duration::from_millis(20)).await;
 }
 
-/// Returns the sorted latencies in ms of writes to other resources, while `clients` write to one
-/// resource.
-async fn latencies_of_others(
-    write_hot: impl AsyncFn(u64),
-    write_other: impl AsyncFn(u64) -> u16,
-    clients: usize,
-) -> Vec<f64> {
-    let (stop, hot) = (AtomicBool::new(false), AtomicU64::new(1));
-    let crowd = join_all((0..clients).map(|_| async {
-        while !stop.load(Relaxed) {
-            write_hot(hot.fetch_add(1, Relaxed)).await;
-        }
-    }));
-    let others = async {
-        sleep(Duration::from_millis(300)).await;
-        let mut latencies = vec![];
-        for n in 1..=200 {
-            let began = Instant::now();
-            assert_eq!(
-                write_other(n).await,
-                200,
-                "a write to another resource failed"
-            );
-            latencies.push(began.elapsed().as_secs_f64() * 1e3);
-        }
-        stop.store(true, Relaxed);
-        latencies.sort_by(f64::total_cmp);
-        latencies
-    };
-    join(crowd, others).await.1
-}
-
 async fn app(fence: Fence<Postgres>) -> Server {
     let app = Router::new()
         .route("/hot/{r}", post(hold_for_a_moment))
@@ -81,29 +49,27 @@ async fn app(fence: Fence<Postgres>) -> Server {
     Server::start(app).await
 }
 
-fn p99(latencies: &[f64]) -> f64 {
-    latencies[latencies.len() * 99 / 100]
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_writers_of_one_resource_starve_no_other() {
+    const CROWD: usize = 200;
     let db = Postgres::fresh(POOL).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
     let server = app(fence).await;
-    let hot = async |n: u64| {
-        server.write("/hot/hot", n).await;
+    let observer = PgPool::connect(&db.url).await.unwrap();
+    let (over, hot) = (AtomicBool::new(false), AtomicU64::new(1));
+    let crowd = join_all((0..CROWD).map(|_| async {
+        while !over.load(Relaxed) {
+            server.write("/hot/hot", hot.fetch_add(1, Relaxed)).await;
+        }
+    }));
+    let others = async {
+        sleep(Duration::from_millis(300)).await;
+        for n in 1..=200 {
+            let other = server.write(&format!("/other/r-{}", n % 20), n).await;
+            assert_eq!(other.status, 200, "a write to another resource failed");
+        }
+        over.store(true, Relaxed);
     };
-    let other = async |n: u64| {
-        server
-            .write(&format!("/other/r-{}", n % 20), n)
-            .await
-            .status
-    };
-    let quiet = latencies_of_others(&hot, &other, 0).await;
-    let (observer, over) = (
-        PgPool::connect(&db.url).await.unwrap(),
-        AtomicBool::new(false),
-    );
     let sampling = async {
         let mut samples = vec![];
         while !over.load(Relaxed) {
@@ -112,17 +78,7 @@ async fn two_hundred_writers_of_one_resource_starve_no_other() {
         }
         samples
     };
-    let load = async {
-        let latencies = latencies_of_others(&hot, async |n| other(n + 1_000).await, 200).await;
-        over.store(true, Relaxed);
-        latencies
-    };
-    let (crowded, samples) = join(load, sampling).await;
-    println!(
-        "p99 of other resources: {:.1} ms alone, {:.1} ms next to a hot resource",
-        p99(&quiet),
-        p99(&crowded)
-    );
+    let (_, (), samples) = tokio::join!(crowd, others, sampling);
     // Only the first writer of the queue in the process has a connection, so no second connection
     // waits for the row lock.
     assert!(samples.len() > 20, "{samples:?}");
