@@ -5,12 +5,8 @@ use serde_json::{Value, json};
 use sqlx::Postgres;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::program::{HOLDER, OPERATOR, Served, file, path, run};
-use crate::support::{
-    database::{Fresh, TestDatabase},
-    eventually,
-    http::Answer,
-};
+use super::program::{HOLDER, OPERATOR, Served, file, path, run, secret_options};
+use crate::support::{database::TestDatabase, eventually, http::Answer};
 
 async fn asked(server: &Served, secret: Option<&str>, method: Method, path: &str) -> Answer {
     let request = server.client.request(method, server.url(path));
@@ -21,21 +17,11 @@ async fn asked(server: &Served, secret: Option<&str>, method: Method, path: &str
     .await
 }
 
-async fn with_secrets(db: &Fresh<Postgres>, holders: &str, operators: &str) -> Served {
-    let arguments = [
-        "--holder-secrets-file",
-        holders,
-        "--operator-secrets-file",
-        operators,
-    ];
-    Served::start(&db.url, &arguments).await
-}
-
 #[tokio::test]
 async fn a_request_needs_a_secret_that_the_server_knows() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(&format!("# of 2026\n{HOLDER}\n")), file(OPERATOR));
-    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
     for (secret, challenge) in [
         (None, r#"Bearer realm="tower-fence""#),
         (
@@ -71,7 +57,7 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
 async fn operator_routes_are_closed_to_holders() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
     let granted = asked(&server, Some(HOLDER), Method::POST, "/locks/sku-1").await;
     assert_eq!(granted.status, 201);
     for (method, path) in [
@@ -93,7 +79,7 @@ async fn operator_routes_are_closed_to_holders() {
 async fn console_is_for_operators_and_browsers_request_the_secret() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
     for path in ["/console", "/console/", "/console/api/leases"] {
         let refused = asked(&server, None, Method::GET, path).await;
         refused.is_problem(401, "unauthorized");
@@ -119,7 +105,7 @@ async fn console_is_for_operators_and_browsers_request_the_secret() {
 async fn holders_read_the_description_of_their_routes() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
     let described = asked(&server, Some(HOLDER), Method::GET, "/locks/openapi.json").await;
     let paths = &described.json()["paths"];
     assert!(paths["/locks/{resource}"]["post"].is_object(), "{paths}");
@@ -196,14 +182,8 @@ async fn sighup_reloads_the_secrets() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let keys = file(&format!("k1:{}", "5e".repeat(32)));
-    let arguments = [
-        "--holder-secrets-file",
-        path(&holders),
-        "--operator-secrets-file",
-        path(&operators),
-        "--token-key-file",
-        path(&keys),
-    ];
+    let secrets = secret_options(&holders, &operators);
+    let arguments = [&secrets[..], &["--token-key-file", path(&keys)]].concat();
     let server = Served::start(&db.url, &arguments).await;
     let status = async |secret: &str| {
         asked(&server, Some(secret), Method::GET, "/locks/sku-1")
@@ -251,7 +231,7 @@ async fn sighup_reloads_the_secrets() {
 async fn secret_of_both_roles_is_reported() {
     let db = Postgres::fresh(2).await;
     let both = file(OPERATOR);
-    let server = with_secrets(&db, path(&both), path(&both)).await;
+    let server = Served::start(&db.url, &secret_options(&both, &both)).await;
     eventually("the reason is logged", async || {
         server.log().contains("clients with it may do everything")
     })
@@ -263,7 +243,7 @@ async fn secret_of_both_roles_is_reported() {
 async fn temporarily_unreadable_file_delays_no_request() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let mut server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let mut server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
     std::fs::remove_file(holders.path()).unwrap();
     let mut make = std::process::Command::new("mkfifo");
     assert!(make.arg(holders.path()).status().unwrap().success());

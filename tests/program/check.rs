@@ -4,7 +4,7 @@ use reqwest::Url;
 use serde_json::Value;
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Ended, HOLDER, OPERATOR, file, path, run};
+use super::program::{Ended, HOLDER, OPERATOR, file, path, run, secret_options};
 use crate::support::{
     database::TestDatabase,
     etcd::EtcdCluster,
@@ -26,12 +26,7 @@ fn levels<'a>(findings: &'a Value, subject: &str) -> Vec<&'a str> {
 async fn each_part_of_a_sound_configuration_is_reported() {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let secrets = [
-        "--holder-secrets-file",
-        path(&holders),
-        "--operator-secrets-file",
-        path(&operators),
-    ];
+    let secrets = secret_options(&holders, &operators);
     let url = redis.url();
     let variables = [
         ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),

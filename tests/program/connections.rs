@@ -13,7 +13,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::program::{HOLDER, OPERATOR, Served, file, path};
+use super::program::{HOLDER, OPERATOR, Served, file, path, secret_options};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -178,14 +178,8 @@ async fn requests_with_slow_bodies_leave_room_for_others() {
     let db = Postgres::fresh(2).await;
     let another = format!("another-{HOLDER}");
     let (holders, operators) = (file(&format!("{HOLDER}\n{another}\n")), file(OPERATOR));
-    let arguments = [
-        "--holder-secrets-file",
-        path(&holders),
-        "--operator-secrets-file",
-        path(&operators),
-        "--max-requests",
-        "5",
-    ];
+    let secrets = secret_options(&holders, &operators);
+    let arguments = [&secrets[..], &["--max-requests", "5"]].concat();
     let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let head = format!(

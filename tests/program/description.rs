@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Postgres;
 
-use super::program::{HOLDER, OPERATOR, Served, file, path};
+use super::program::{HOLDER, OPERATOR, Served, file, secret_options};
 use crate::support::{database::TestDatabase, eventually, http::Answer};
 
 /// The operations of holders.
@@ -112,12 +112,7 @@ impl Description {
 async fn description_with_secrets_names_roles_and_refusals() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let arguments = [
-        "--holder-secrets-file",
-        path(&holders),
-        "--operator-secrets-file",
-        path(&operators),
-    ];
+    let arguments = secret_options(&holders, &operators);
     let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
     let description = Description::of(&server).await;
     let [scheme] = &description

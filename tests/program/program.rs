@@ -111,6 +111,19 @@ pub fn name(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// Returns the options of a server that reads its secrets from these files.
+pub fn secret_options<'a>(
+    holders: &'a NamedTempFile,
+    operators: &'a NamedTempFile,
+) -> [&'a str; 4] {
+    [
+        "--holder-secrets-file",
+        path(holders),
+        "--operator-secrets-file",
+        path(operators),
+    ]
+}
+
 /// A running `tower-fence serve`, which is killed on drop.
 pub struct Served {
     pub url: String,

@@ -7,7 +7,7 @@ use sqlx::Postgres;
 
 use super::{
     command::{Notes, end, held, serving, start, start_on},
-    program::{HOLDER, OPERATOR, Served, file, path, run, under},
+    program::{HOLDER, OPERATOR, Served, file, run, secret_options, under},
 };
 use crate::support::{
     database::TestDatabase,
@@ -74,12 +74,7 @@ async fn statuses_are_as_documented() {
         .await
         .is(0);
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let arguments = [
-        "--holder-secrets-file",
-        path(&holders),
-        "--operator-secrets-file",
-        path(&operators),
-    ];
+    let arguments = secret_options(&holders, &operators);
     let closed = Served::start(&_db.url, &arguments).await;
     let closed_url = [("TOWER_FENCE_URL", closed.url.as_str())];
     // The refusal is immediate, although the wait would be unlimited.

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 use sqlx::Postgres;
 
-use super::program::{HOLDER, OPERATOR, Served, file, name, path, run};
+use super::program::{HOLDER, OPERATOR, Served, file, name, path, run, secret_options};
 use crate::support::{
     certificates::Certificates, database::TestDatabase, eventually, http::Answer, ports::free_port,
     redis::RedisServer,
@@ -17,16 +17,8 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let [cert, key, authority] =
         ["server.pem", "server.key", "authority.pem"].map(|file| certificates.path(file));
-    let arguments = [
-        "--tls-cert-file",
-        name(&cert),
-        "--tls-key-file",
-        name(&key),
-        "--holder-secrets-file",
-        path(&holders),
-        "--operator-secrets-file",
-        path(&operators),
-    ];
+    let tls = ["--tls-cert-file", name(&cert), "--tls-key-file", name(&key)];
+    let arguments = [tls, secret_options(&holders, &operators)].concat();
     let mut server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
     assert!(server.url.starts_with("https://"), "{}", server.url);
     // A client that does not trust the authority is not served, and neither is a client without

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 
-use super::program::{HOLDER, OPERATOR, Served, ended, file, path, program, run};
+use super::program::{HOLDER, OPERATOR, Served, ended, file, path, program, run, secret_options};
 use crate::support::{
     database::TestDatabase,
     http::Answer,
@@ -93,12 +93,7 @@ async fn printed_schema_creates_a_working_fence() {
 async fn operators_list_inspect_and_break_leases() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let arguments = [
-        "--holder-secrets-file",
-        path(&holders),
-        "--operator-secrets-file",
-        path(&operators),
-    ];
+    let arguments = secret_options(&holders, &operators);
     let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
     let with = |secret| {
         [
