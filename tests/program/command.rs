@@ -2,6 +2,8 @@
 
 use std::{fs, path::PathBuf};
 
+use reqwest::Method;
+use serde_json::json;
 use sqlx::Postgres;
 use tempfile::TempDir;
 
@@ -52,6 +54,20 @@ pub fn start_under(
 
 pub async fn held(server: &Served) -> bool {
     server.get("/locks/sku-1").await.json()["held"] == true
+}
+
+pub async fn break_lease(server: &Served) {
+    let broken = server.request(Method::POST, "/locks/sku-1/break");
+    assert_eq!(broken.send().await.unwrap().status(), 204);
+}
+
+/// Waits until the lease is granted to another client, because it has expired.
+pub async fn expires(server: &Served) {
+    eventually("another client has the lease", async || {
+        let body = json!({"ttl_ms": 600_000});
+        server.post("/locks/sku-1", &body).await.status == 201
+    })
+    .await;
 }
 
 /// Files in which a script records its steps, even if its output is not read.

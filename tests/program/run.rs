@@ -1,7 +1,5 @@
 //! `tower-fence run`: a command under a lease.
 
-use std::fs;
-
 use serde_json::json;
 use sqlx::Postgres;
 
@@ -126,7 +124,7 @@ async fn run_waits_in_the_queue() {
         server.get("/locks/sku-1").await.json()["waiters"] == 1
     })
     .await;
-    fs::write(notes.path("go"), "").unwrap();
+    notes.note("go");
     assert_eq!(end(first).await.is(0).stdout, "one\n");
     assert_eq!(end(second).await.is(0).stdout, "two\n");
 }

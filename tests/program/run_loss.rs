@@ -1,12 +1,7 @@
 //! The behaviour of `tower-fence run` when its lease is lost.
 
-use std::fs;
-
-use reqwest::Method;
-use serde_json::json;
-
 use super::{
-    command::{Notes, end, held, lives, serving, start},
+    command::{Notes, break_lease, end, expires, held, lives, serving, start},
     program::{Served, program},
 };
 use crate::support::{eventually, process::Process};
@@ -22,8 +17,7 @@ async fn lost_lease_stops_the_command_and_its_group() {
     let running = start(&server, &["--ttl", "3s", "--wait", "20s"], &script);
     let child = notes.has("child").await;
     assert!(lives(&child));
-    let broken = server.request(Method::POST, "/locks/sku-1/break");
-    broken.send().await.unwrap();
+    break_lease(&server).await;
     let ended = end(running).await;
     ended.is(124).says("the command was stopped");
     assert_eq!(ended.stdout, "got TERM\n");
@@ -69,7 +63,7 @@ async fn server_outage_shorter_than_the_ttl_loses_nothing() {
             .contains("tower_fence_leases_renewed_total 1")
     })
     .await;
-    fs::write(notes.path("go"), "").unwrap();
+    notes.note("go");
     end(running).await.is(0);
     assert!(!held(&server).await);
 }
@@ -83,14 +77,7 @@ async fn program_paused_past_its_lease_stops_the_command() {
     let running = start(&server, &["--ttl", "5s", "--wait", "20s"], &script);
     notes.has("runs").await;
     running.signal("-STOP");
-    eventually("another client has the lease", async || {
-        server
-            .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
-            .await
-            .status
-            == 201
-    })
-    .await;
+    expires(&server).await;
     running.signal("-CONT");
     end(running).await.is(124);
     assert!(

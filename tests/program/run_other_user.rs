@@ -1,10 +1,8 @@
 //! Processes of another user that a command of `tower-fence run` has started, and that `run` has no
 //! right to signal. Only root can start them.
 
-use reqwest::Method;
-
 use super::{
-    command::{Notes, end, held, lives, serving, start_under},
+    command::{Notes, break_lease, end, held, lives, serving, start_under},
     program::Served,
 };
 use crate::support::{
@@ -64,8 +62,7 @@ async fn command_running_without_its_lease_is_reported() {
     for place in PLACES {
         let notes = Notes::new();
         let (running, child) = beside_another_user(&server, &notes, place, "sleep 1000").await;
-        let broken = server.request(Method::POST, "/locks/sku-1/break");
-        broken.send().await.unwrap();
+        break_lease(&server).await;
         let ended = end(running).await;
         ended
             .is(125)

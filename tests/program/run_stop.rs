@@ -1,11 +1,8 @@
 //! The processes of a command of `tower-fence run`: which of them are stopped, and the report about
 //! them.
 
-use reqwest::Method;
-use serde_json::json;
-
 use super::{
-    command::{Notes, end, held, lives, serving, start, start_under, state},
+    command::{Notes, break_lease, end, expires, held, lives, serving, start, start_under, state},
     program::{Served, name},
 };
 use crate::support::{
@@ -88,8 +85,7 @@ async fn descendants_outside_the_group_are_stopped() {
         let running = start(&server, &options, &script);
         notes.has("ready").await;
         if status == 124 {
-            let broken = server.request(Method::POST, "/locks/sku-1/break");
-            broken.send().await.unwrap();
+            break_lease(&server).await;
         }
         end(running).await.is(status);
         for process in ["ignores", "ends"] {
@@ -186,14 +182,7 @@ async fn command_stopped_past_its_lease_writes_nothing_more() {
     let notes = Notes::new();
     let (running, _) = stopped(&server, &notes, "5s").await;
     let written = notes.text("log");
-    eventually("another client has the lease", async || {
-        server
-            .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
-            .await
-            .status
-            == 201
-    })
-    .await;
+    expires(&server).await;
     running.signal("-CONT");
     end(running).await.is(124);
     assert_eq!(notes.text("log"), written);

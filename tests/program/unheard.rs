@@ -1,12 +1,11 @@
 //! The program continues to work although its output is lost, for example because the disk of its
 //! log is full, or because no process reads the pipe of its log.
 
-use reqwest::Method;
 use serde_json::json;
 use sqlx::Postgres;
 
 use super::{
-    command::{Notes, end, lives, serving},
+    command::{Notes, break_lease, end, lives, serving},
     program::{Served, ended, under},
 };
 use crate::support::{
@@ -42,8 +41,7 @@ async fn server_continues_and_stops_with_unread_output() {
         .env("TOWER_FENCE_DATABASE_URL", &db.url);
     let mut server = Served::of(command).await;
     assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
-    let broken = server.request(Method::POST, "/locks/sku-1/break");
-    assert_eq!(broken.send().await.unwrap().status(), 204);
+    break_lease(&server).await;
     server.signal("-HUP");
     assert_eq!(server.get("/healthz").await.status, 200);
     server.signal("-TERM");
@@ -66,8 +64,7 @@ async fn lost_lease_stops_the_command_and_its_group() {
     let mut running = Process::run(command);
     running.prints("ready", 1).await;
     let child = notes.has("child").await;
-    let broken = server.request(Method::POST, "/locks/sku-1/break");
-    broken.send().await.unwrap();
+    break_lease(&server).await;
     end(running).await.is(124);
     assert!(!lives(&child), "the child process was left");
 }
@@ -101,8 +98,7 @@ async fn a_blocked_log_does_not_delay_a_stop() {
             .env("TOWER_FENCE_DATABASE_URL", &db.url);
         let mut server = Served::of(command).await;
         assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
-        let broken = server.request(Method::POST, "/locks/sku-1/break");
-        assert_eq!(broken.send().await.unwrap().status(), 204);
+        break_lease(&server).await;
         server.signal("-TERM");
         if signals == 2 {
             eventually("the server stops", async || {
