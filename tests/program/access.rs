@@ -135,10 +135,7 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
         path(&secret),
     ];
     let mut server = Served::start(&db.url, &arguments).await;
-    eventually("the server logs a warning", async || {
-        server.log().contains("unencrypted")
-    })
-    .await;
+    server.logs("unencrypted").await;
     server.signal("-TERM");
     assert!(server.exit().await.success());
 }
@@ -202,10 +199,7 @@ async fn sighup_reloads_the_secrets() {
     // An invalid file changes nothing.
     std::fs::write(holders.path(), "short").unwrap();
     server.signal("-HUP");
-    eventually("the reason is logged", async || {
-        server.log().contains("too short")
-    })
-    .await;
+    server.logs("too short").await;
     assert_eq!(status(next).await, 200);
     std::fs::write(holders.path(), next).unwrap();
     server.signal("-HUP");
@@ -232,10 +226,7 @@ async fn secret_of_both_roles_is_reported() {
     let db = Postgres::fresh(2).await;
     let both = file(OPERATOR);
     let server = Served::start(&db.url, &secret_options(&both, &both)).await;
-    eventually("the reason is logged", async || {
-        server.log().contains("clients with it may do everything")
-    })
-    .await;
+    server.logs("clients with it may do everything").await;
 }
 
 /// The read hangs, as on a file system whose server is unreachable.

@@ -351,10 +351,7 @@ async fn each_line_of_a_json_log_is_an_object() {
     let arguments = ["--log-format", "json", "--log", "info,tower_fence=debug"];
     let mut server = Served::start(&db.url, &arguments).await;
     server.post("/locks/sku-1", &json!({})).await;
-    eventually("the server is ready", async || {
-        server.log().contains(r#""message":"ready""#)
-    })
-    .await;
+    server.logs(r#""message":"ready""#).await;
     server.signal("-TERM");
     assert!(server.exit().await.success());
     let log = server.log();

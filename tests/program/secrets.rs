@@ -87,10 +87,7 @@ async fn server_output_contains_no_secret() {
     .await;
     fs::write(files[0].path(), format!("{WRONG} with a blank")).unwrap();
     server.signal("-HUP");
-    eventually("the server has reloaded the secrets", async || {
-        server.log().contains("has a blank")
-    })
-    .await;
+    server.logs("has a blank").await;
     shown += &server.get("/metrics").await.text;
     shown += &command_line(server.id());
     shown += &server.stdout();

@@ -142,10 +142,7 @@ async fn second_signal_ends_the_server_immediately() {
     let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
     server.signal("-TERM");
-    eventually("the server stops", async || {
-        server.log().contains("stopping")
-    })
-    .await;
+    server.logs("stopping").await;
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
     let log = server.log();

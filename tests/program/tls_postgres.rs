@@ -7,7 +7,7 @@ use sqlx::{Connection, PgConnection, Postgres};
 
 use super::program::{Ended, Served, name, run};
 use crate::support::{
-    certificates::Certificates, database::TestDatabase, eventually, postgres::PostgresServer,
+    certificates::Certificates, database::TestDatabase, postgres::PostgresServer,
 };
 
 /// Access rules that refuse connections without TLS.
@@ -99,10 +99,7 @@ async fn untrusted_postgres_is_not_written_to() {
         with_database(&["migrate"], url).await.is(69).says(why);
         // The server starts although it cannot connect to its database, and is not ready.
         let server = Served::start(url, &[]).await;
-        eventually("the server logs the reason", async || {
-            server.log().contains(why)
-        })
-        .await;
+        server.logs(why).await;
         assert_eq!(server.get("/readyz").await.status, 503);
         let refused = server.post("/locks/sku-1", &json!({})).await;
         refused.is_problem(503, "store-unavailable");
