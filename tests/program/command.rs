@@ -56,6 +56,14 @@ pub async fn held(server: &Served) -> bool {
     server.get("/locks/sku-1").await.json()["held"] == true
 }
 
+/// Waits until this number of requests wait in the queue.
+pub async fn are_waiting(server: &Served, count: u64) {
+    eventually("the requests wait", async || {
+        server.get("/locks/sku-1").await.json()["waiters"] == count
+    })
+    .await;
+}
+
 pub async fn break_lease(server: &Served) {
     let broken = server.request(Method::POST, "/locks/sku-1/break");
     assert_eq!(broken.send().await.unwrap().status(), 204);

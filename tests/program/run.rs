@@ -4,7 +4,7 @@ use serde_json::json;
 use sqlx::Postgres;
 
 use super::{
-    command::{Notes, end, held, serving, start, start_on},
+    command::{Notes, are_waiting, end, held, serving, start, start_on},
     program::{HOLDER, OPERATOR, Served, file, run, secret_options, under},
 };
 use crate::support::{
@@ -120,10 +120,7 @@ async fn run_waits_in_the_queue() {
     })
     .await;
     let second = start(&server, &["--wait", "forever"], "echo two");
-    eventually("the second command waits", async || {
-        server.get("/locks/sku-1").await.json()["waiters"] == 1
-    })
-    .await;
+    are_waiting(&server, 1).await;
     notes.note("go");
     assert_eq!(end(first).await.is(0).stdout, "one\n");
     assert_eq!(end(second).await.is(0).stdout, "two\n");
@@ -148,16 +145,10 @@ async fn a_signal_ends_the_wait() {
         .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
         .await;
     let waiting = start(&server, &["--wait", "forever"], "echo never");
-    eventually("the request waits", async || {
-        server.get("/locks/sku-1").await.json()["waiters"] == 1
-    })
-    .await;
+    are_waiting(&server, 1).await;
     waiting.signal("-TERM");
     assert_eq!(end(waiting).await.is(143).stdout, "");
-    eventually("the waiter has left the queue", async || {
-        server.get("/locks/sku-1").await.json()["waiters"] == 0
-    })
-    .await;
+    are_waiting(&server, 0).await;
 }
 
 /// Otherwise the store would keep the position for a moment, and grant the lease to a process that

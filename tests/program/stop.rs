@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    command::Notes,
+    command::{Notes, are_waiting},
     program::{OPERATOR, Served, name, program},
 };
 use crate::support::{
@@ -32,13 +32,6 @@ use crate::support::{
     http::Answer,
     process::Process,
 };
-
-async fn waits(server: &Served, line: u64) {
-    eventually("the requests wait", async || {
-        server.get("/locks/sku-1").await.json()["waiters"] == line
-    })
-    .await;
-}
 
 /// Returns a connection that has locked the row of `sku-1`, for which a grant must wait.
 async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
@@ -91,7 +84,7 @@ async fn waiters_are_answered_when_the_server_stops() {
                 .json(&body);
             tokio::spawn(Answer::to(request))
         });
-        waits(&server, 3).await;
+        are_waiting(&server, 3).await;
         server.signal(signal);
         for waiter in waiters {
             let answer = waiter.await.unwrap();
