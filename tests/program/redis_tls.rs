@@ -1,5 +1,5 @@
-//! Redis over TLS with its own authority and certificates: a single server, and the master of
-//! sentinels.
+//! Redis over TLS: a single server and the master of sentinels, with their own authority and
+//! certificates.
 
 use std::net::SocketAddr;
 
@@ -31,7 +31,7 @@ fn speaks_tls(certificates: &Certificates, port: u16) -> Vec<String> {
     .to_vec()
 }
 
-async fn redis_with_tls(certificates: &Certificates, password: &[&str]) -> (RedisServer, u16) {
+async fn redis_with_tls(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
     let port = free_port();
     let lines = speaks_tls(certificates, port);
     let words = lines.iter().flat_map(|line| line.split(' '));
@@ -41,10 +41,7 @@ async fn redis_with_tls(certificates: &Certificates, password: &[&str]) -> (Redi
     });
     let options: Vec<String> = options.collect();
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    (
-        RedisServer::start(&[&options, password].concat()).await,
-        port,
-    )
+    (RedisServer::start(&[&options, more].concat()).await, port)
 }
 
 #[tokio::test]
@@ -117,4 +114,22 @@ async fn a_redis_alone_may_ask_for_a_certificate() {
         "invalid peer certificate",
     )
     .await;
+}
+
+#[tokio::test]
+async fn over_tls_a_redis_has_the_leases() {
+    let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
+    let authority = certificates.path("authority.pem");
+    let (_redis, port) = redis_with_tls(&certificates, &["--tls-auth-clients", "no"]).await;
+    let url = format!("rediss://127.0.0.1:{port}");
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_REDIS_URL", &url),
+        // Replaces the roots of the system for this process.
+        ("SSL_CERT_FILE", name(&authority)),
+    ];
+    grants(&Served::start_with(&[], &variables).await).await;
+    // An unknown authority is not trusted.
+    let server = Served::start_with(&[], &variables[..2]).await;
+    refuses(&server, "certificate").await;
 }

@@ -1,4 +1,4 @@
-//! TLS between clients and the server, and between the server and Redis.
+//! TLS between clients and the server.
 
 use std::fs;
 
@@ -7,8 +7,7 @@ use sqlx::Postgres;
 
 use super::program::{HOLDER, OPERATOR, Served, file, name, path, run, secret_options};
 use crate::support::{
-    certificates::Certificates, database::TestDatabase, eventually, http::Answer, ports::free_port,
-    redis::RedisServer,
+    certificates::Certificates, database::TestDatabase, eventually, http::Answer,
 };
 
 #[tokio::test]
@@ -93,40 +92,4 @@ async fn invalid_tls_files_are_refused() {
         let arguments = ["serve", "--tls-cert-file", cert, "--tls-key-file", key];
         run(&arguments, &url).await.is(78).says(why);
     }
-}
-
-#[tokio::test]
-async fn over_tls_a_redis_has_the_leases() {
-    let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
-    let [cert, key, authority] =
-        ["server.pem", "server.key", "authority.pem"].map(|file| certificates.path(file));
-    let port = free_port().to_string();
-    let _redis = RedisServer::start(&[
-        "--tls-port",
-        &port,
-        "--tls-cert-file",
-        name(&cert),
-        "--tls-key-file",
-        name(&key),
-        "--tls-ca-cert-file",
-        name(&authority),
-        "--tls-auth-clients",
-        "no",
-    ])
-    .await;
-    let url = format!("rediss://127.0.0.1:{port}");
-    let variables = [
-        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
-        ("TOWER_FENCE_REDIS_URL", &url),
-        // Replaces the roots of the system for this process.
-        ("SSL_CERT_FILE", name(&authority)),
-    ];
-    let server = Served::start_with(&[], &variables).await;
-    let granted = server.post("/locks/sku-1", &json!({})).await;
-    assert_eq!(granted.status, 201, "{granted:?}{}", server.log());
-    // An unknown authority is not trusted.
-    let server = Served::start_with(&[], &variables[..2]).await;
-    let refused = server.post("/locks/sku-1", &json!({})).await;
-    refused.is_problem(503, "store-unavailable");
-    server.logs("certificate").await;
 }
