@@ -71,38 +71,18 @@ async fn leases_are_listed_searched_and_broken<DB: TestDatabase>() {
         (&json!(3), &Value::Null)
     );
 
-    let held = service
-        .leases
-        .inspect(&resource("sku-1"))
-        .await
-        .unwrap()
-        .unwrap();
+    let held = async || service.leases.inspect(&resource("sku-1")).await.unwrap();
+    let held_token = held().await.unwrap().token.get();
     let end = async |token: i64| {
         let body = json!({ "resource": "sku-1", "token": token });
         service.post("api/break", body).await
     };
     // The token is not that of the lease that the operator has seen.
-    end(held.token.get() + 1)
-        .await
-        .is_problem(409, "lease-lost");
-    assert!(
-        service
-            .leases
-            .inspect(&resource("sku-1"))
-            .await
-            .unwrap()
-            .is_some()
-    );
-    assert_eq!(end(held.token.get()).await.status, 204);
-    assert!(
-        service
-            .leases
-            .inspect(&resource("sku-1"))
-            .await
-            .unwrap()
-            .is_none()
-    );
-    end(held.token.get()).await.is_problem(409, "lease-lost");
+    end(held_token + 1).await.is_problem(409, "lease-lost");
+    assert!(held().await.is_some());
+    assert_eq!(end(held_token).await.status, 204);
+    assert!(held().await.is_none());
+    end(held_token).await.is_problem(409, "lease-lost");
 }
 
 async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
