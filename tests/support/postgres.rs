@@ -1,6 +1,4 @@
 //! A Postgres server that a test can crash and restart.
-//!
-//! The benches also include this file, so the only module of the tests that it uses is `ports`.
 
 use std::{
     env,
@@ -122,7 +120,6 @@ impl PostgresServer {
         }
     }
 
-    #[allow(dead_code, reason = "the fault run freezes it")]
     pub fn id(&self) -> u32 {
         self.child.as_ref().expect("the server is not running").id()
     }
@@ -149,7 +146,6 @@ impl PostgresServer {
     }
 
     /// Sets environment variables for the next start.
-    #[allow(dead_code, reason = "the fault run sets its clock")]
     pub fn set_variables(&mut self, variables: Vec<(&'static str, String)>) {
         self.variables = variables;
     }

@@ -52,7 +52,6 @@ impl WallClock {
 /// Returns the environment variables of a process whose wall clock has a constant offset. The
 /// process does not read the offset from a file, so it can read the time in a signal handler, as
 /// Postgres does.
-#[allow(dead_code, reason = "for the Postgres of the fault run")]
 pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
     vec![
         ("LD_PRELOAD", library().display().to_string()),
@@ -63,7 +62,6 @@ pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
 }
 
 /// Whether a time in seconds since 1970 differs from the correct time.
-#[allow(dead_code, reason = "for the fault run")]
 pub fn is_wrong(time: Option<i64>) -> bool {
     let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     time.is_some_and(|time| time.unsigned_abs().abs_diff(right.as_secs()) > 1)
