@@ -82,6 +82,25 @@ pub struct Outcome {
     pub repeated: usize,
 }
 
+impl Outcome {
+    #[track_caller]
+    pub fn has_lost_enough(&self) -> &Self {
+        assert!(
+            self.lost > 50,
+            "too few writes were lost to prove anything: {self:?}"
+        );
+        self
+    }
+
+    /// Checks that writes were lost, but nothing else.
+    #[track_caller]
+    pub fn has_lost_only_writes(&self) {
+        self.has_lost_enough();
+        let others = [self.doubled, self.denied, self.forgotten, self.repeated];
+        assert_eq!(others, [0; 4], "{self:?}");
+    }
+}
+
 async fn write(
     mut tx: PgFencedTx,
     Path((sku, entry)): Path<(String, i64)>,

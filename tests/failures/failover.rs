@@ -134,28 +134,14 @@ async fn synchronous_standby_has_every_acknowledged_write() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
     let outcome = fail_over(Replication::Asynchronous, false).await;
-    assert!(
-        outcome.lost > 50,
-        "too few writes were lost to prove anything: {outcome:?}"
-    );
-    assert_eq!(outcome.doubled, 0);
+    assert_eq!(outcome.has_lost_enough().doubled, 0);
     assert!(outcome.repeated > 0, "{outcome:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_lost_by_an_asynchronous_standby_is_superseded() {
     let outcome = fail_over(Replication::Asynchronous, true).await;
-    assert!(
-        outcome.lost > 50,
-        "too few writes were lost to prove anything: {outcome:?}"
-    );
-    let Outcome {
-        doubled,
-        forgotten,
-        repeated,
-        ..
-    } = outcome;
-    assert_eq!([doubled, forgotten, repeated], [0; 3]);
+    outcome.has_lost_only_writes();
 }
 
 /// The second standby has not followed the first promotion, so it takes the same timeline id.
