@@ -4,14 +4,10 @@ use serde_json::json;
 use sqlx::Postgres;
 
 use super::{
-    command::{Notes, are_waiting, end, held, serving, start, start_on},
-    program::{HOLDER, OPERATOR, Served, file, run, secret_options, under},
+    command::{Notes, are_waiting, end, held, serving, start, start_on, start_under},
+    program::{HOLDER, OPERATOR, Served, file, run, secret_options},
 };
-use crate::support::{
-    database::TestDatabase,
-    eventually,
-    process::{Process, send_signal},
-};
+use crate::support::{database::TestDatabase, eventually, process::send_signal};
 
 #[tokio::test]
 async fn command_receives_its_lease_and_its_status_is_returned() {
@@ -276,18 +272,9 @@ async fn one_runs_at_a_time() {
 #[tokio::test]
 async fn signals_that_are_ignored_stay_ignored() {
     let (_db, server) = serving().await;
-    let mut command = under(&["env", "--default-signal", "--ignore-signal=HUP"]);
+    let starter = ["env", "--default-signal", "--ignore-signal=HUP"];
     let script = "echo ready; while :; do sleep 0.01; done";
-    command.env("TOWER_FENCE_URL", &server.url).args([
-        "run",
-        "--resource",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]);
-    let mut running = Process::run(command);
+    let mut running = start_under(&starter, &server.url, "sku-1", &[], script);
     running.prints("ready", 1).await;
     running.signal("-HUP");
     // Signals may arrive in any order, so a second one may come first. A command that handles both

@@ -2,9 +2,9 @@
 
 use super::{
     command::{Notes, break_lease, end, expires, held, lives, serving, start},
-    program::{Served, program},
+    program::Served,
 };
-use crate::support::{eventually, process::Process};
+use crate::support::{eventually, process::built};
 
 #[tokio::test]
 async fn lost_lease_stops_the_command_and_its_group() {
@@ -89,20 +89,8 @@ async fn program_paused_past_its_lease_stops_the_command() {
 #[tokio::test]
 async fn command_that_lost_its_lease_is_reported_as_failed() {
     let (_db, server) = serving().await;
-    let mut command = program();
-    let tool = command.get_program().to_owned();
-    command
-        .env("TOWER_FENCE_URL", &server.url)
-        .env("TOOL", tool);
-    command.args([
-        "run",
-        "--resource",
-        "sku-1",
-        "sh",
-        "-c",
-        "$TOOL break sku-1",
-    ]);
-    let ended = end(Process::run(command)).await;
+    let script = format!("'{}' break sku-1", built("tower-fence").display());
+    let ended = end(start(&server, &[], &script)).await;
     ended.is(124).says("was lost before the command ended");
 }
 

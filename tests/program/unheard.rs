@@ -5,7 +5,7 @@ use serde_json::json;
 use sqlx::Postgres;
 
 use super::{
-    command::{Notes, break_lease, end, lives, serving},
+    command::{Notes, break_lease, end, lives, serving, start_under},
     program::{Served, ended, under},
 };
 use crate::support::{
@@ -56,12 +56,8 @@ async fn lost_lease_stops_the_command_and_its_group() {
         "(trap '' TERM; echo ready; exec sleep 1000) & echo $! > {}; wait",
         notes.path("child").display()
     );
-    let mut command = under(&UNHEARD);
-    command
-        .env("TOWER_FENCE_URL", &server.url)
-        .args(["run", "--resource", "sku-1", "--grace", "1s", "--ttl", "5s"])
-        .args(["--", "sh", "-c", &script]);
-    let mut running = Process::run(command);
+    let options = ["--grace", "1s", "--ttl", "5s"];
+    let mut running = start_under(&UNHEARD, &server.url, "sku-1", &options, &script);
     running.prints("ready", 1).await;
     let child = notes.has("child").await;
     break_lease(&server).await;
@@ -74,12 +70,8 @@ async fn a_blocked_log_does_not_delay_the_loss() {
     let (_db, mut server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo $$ > {}; exec sleep 1000", notes.path("id").display());
-    let mut command = under(&BLOCKED);
-    command
-        .env("TOWER_FENCE_URL", &server.url)
-        .args(["run", "--resource", "sku-1", "--ttl", "3s", "--wait", "20s"])
-        .args(["--", "sh", "-c", &script]);
-    let running = Process::run(command);
+    let options = ["--ttl", "3s", "--wait", "20s"];
+    let running = start_under(&BLOCKED, &server.url, "sku-1", &options, &script);
     let child = notes.has("id").await;
     server.signal("-KILL");
     server.exit().await;
