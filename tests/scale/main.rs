@@ -9,6 +9,5 @@ mod leases;
 mod protection;
 mod race;
 mod suite;
-mod vectors;
 
 use tower_fence_tests as support;

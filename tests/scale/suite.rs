@@ -18,14 +18,6 @@ const MODULES: &[&str] = &[
 const WITHOUT: &[(&str, &str)] = &[
     ("on_sqlite", "another database"),
     (
-        "tokens_are_admitted_in_sequence",
-        "removes rows; scale::vectors runs the sequences without",
-    ),
-    (
-        "functions_admit_the_same_sequences",
-        "removes rows; scale::vectors runs the sequences without",
-    ),
-    (
         "arguments_out_of_range_are_refused",
         "passes null resources",
     ),

@@ -31,7 +31,7 @@ async fn functions_admit_the_same_sequences() {
     for sequence in vectors.sequences {
         let name = resource(&sequence.name);
         begin_at(&fence, &name, sequence.initial).await;
-        for step in sequence.steps {
+        for step in sequence.steps_of::<Postgres>() {
             let mut conn = db.pool.acquire().await.unwrap();
             let (found, expected, left) = match step {
                 Step::Write {
