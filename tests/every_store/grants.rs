@@ -9,12 +9,12 @@ use tokio::{
 };
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, LeaseAdmin, Leases, Owner, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner},
 };
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, is_held, is_lost, sku},
+    lease::{LONG, grant, granted, is_held, sku, waiters},
     store::TestStore,
 };
 
@@ -22,7 +22,8 @@ on_every_store!(
     inspection_shows_the_holder_but_not_the_id,
     tokens_increase_in_the_order_of_the_grants,
     resources_are_independent,
-    lock_delay_blocks_the_resource_only_after_expiry,
+    resource_is_free_after_its_lock_delay,
+    repeated_request_keeps_its_lease,
     every_held_lease_is_on_a_page,
 );
 
@@ -40,11 +41,6 @@ async fn inspection_shows_the_holder_but_not_the_id<S: TestStore>() {
         assert!(!format!("{held:?}").contains(lease.id.expose()));
         one.release(&sku(), &lease.id).await.unwrap();
     }
-    grant(&one, &sku(), S::SHORT).await;
-    eventually("the lease ends", async || {
-        one.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
 }
 
 async fn tokens_increase_in_the_order_of_the_grants<S: TestStore>() {
@@ -101,28 +97,61 @@ async fn resources_are_independent<S: TestStore>() {
     }
 }
 
-async fn lock_delay_blocks_the_resource_only_after_expiry<S: TestStore>() {
+async fn resource_is_free_after_its_lock_delay<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let delay = 5 * S::SHORT.max(Duration::from_secs(1));
-    let delayed = Acquire::new(LONG).lock_delay(delay);
-    let lease = one.acquire(&sku(), delayed).await.unwrap();
-    one.release(&sku(), &lease.id).await.unwrap();
     let asked_at = Instant::now();
     let delayed = Acquire::new(S::SHORT).lock_delay(delay);
-    let lease = one.acquire(&sku(), delayed).await.unwrap();
+    one.acquire(&sku(), delayed).await.unwrap();
     eventually("the lease ends", async || {
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
-    // The lease has no holder, and no client can acquire it, not even its last holder.
-    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
-    is_lost(one.release(&sku(), &lease.id).await);
     let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(retry_after <= delay, "{retry_after:?}");
     two.acquire(&sku(), Acquire::new(LONG).wait(LONG))
         .await
         .unwrap();
     assert!(asked_at.elapsed() >= S::SHORT + delay - Duration::from_millis(5));
+}
+
+/// A client gives up its wait and retries with the same lease id, at this issuer or at another one.
+/// The first request ends after the second one was granted the lease.
+async fn repeated_request_keeps_its_lease<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    for other in [&one, &two] {
+        let first = grant(&one, &sku(), LONG).await;
+        let id = LeaseId::random();
+        let ask = |leases: &S::Leases| {
+            let (leases, id) = (leases.clone(), id.clone());
+            let request = Acquire::new(LONG).wait(LONG).lease_id(id);
+            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+        };
+        let given_up = ask(&one);
+        if S::HAS_LINE {
+            eventually("the waiter is in the queue", async || {
+                waiters(&one).await >= 1
+            })
+            .await;
+        } else {
+            sleep(S::SHORT).await;
+        }
+        let again = ask(other);
+        sleep(S::SHORT).await;
+        one.release(&sku(), &first.id).await.unwrap();
+        let lease = granted(again).await;
+        given_up.abort();
+        let given_up = given_up.await;
+        sleep(S::SHORT).await;
+        let held = one.inspect(&sku()).await.unwrap();
+        let held = held.expect("the lease is lost");
+        assert_eq!(held.token, lease.token);
+        // At the same issuer, the second request has displaced the first.
+        if let Ok(Ok(given_up)) = given_up {
+            assert_eq!(given_up.token, lease.token);
+        }
+        one.release(&sku(), &id).await.unwrap();
+    }
 }
 
 async fn every_held_lease_is_on_a_page<S: TestStore>() {
