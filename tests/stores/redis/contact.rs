@@ -1,43 +1,29 @@
-//! A Redis that is not running yet, and the texts of errors.
+//! A Redis that is not running yet, clients that the application has created, and the texts of
+//! errors.
 
-use std::{error::Error, time::Duration};
+use std::time::Duration;
 
-use redis::sentinel::{SentinelClient, SentinelServerType};
+use redis::{
+    Client,
+    sentinel::{SentinelClient, SentinelServerType},
+};
 use sqlx::Sqlite;
 use tokio::net::TcpListener;
-use tower_fence::{
-    Resource,
-    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
-    lease::{Acquire, LeaseAdmin, LeaseError, Leases, RedisLeases},
+use tower_fence::lease::{
+    Acquire, LeaseAdmin, LeaseError, Leases, RedisLeases, conformance::CountedEpochs,
 };
 
 use crate::support::{
     database::TestDatabase,
+    lease::{LONG, grant, granted, messages_of, sku, wait},
     proxy::{Link, Proxy},
     redis::{RedisServer, fresh_prefix, shared_url},
 };
-
-const LONG: Duration = Duration::from_secs(60);
-
-fn sku() -> Resource {
-    Resource::new("sku-1").unwrap()
-}
 
 /// Returns a port without a listener.
 async fn closed_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap().port()
-}
-
-/// Returns all texts of an error, for people and for logs.
-fn all_texts(error: &LeaseError) -> String {
-    let mut texts = format!("{error}\n{error:?}");
-    let mut cause: Option<&dyn Error> = error.source();
-    while let Some(error) = cause {
-        texts += &format!("\n{error}\n{error:?}");
-        cause = error.source();
-    }
-    texts
 }
 
 #[tokio::test]
@@ -74,7 +60,7 @@ async fn an_error_names_the_address_and_never_the_password() {
         first_contact(builder().with_sentinels(sentinels(&url), 0, &address)).await,
         first_contact(builder().connect_lazy(&url)).await,
     ] {
-        let texts = all_texts(&error);
+        let texts = messages_of(&error);
         assert!(texts.contains(&address), "{texts}");
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
@@ -88,7 +74,7 @@ async fn an_error_names_the_address_and_never_the_password() {
             builder().with_cluster(&[url], |client| client).unwrap_err(),
         ] {
             assert!(matches!(refused, LeaseError::Misconfigured(_)));
-            let texts = all_texts(&refused);
+            let texts = messages_of(&refused);
             assert!(!texts.contains("open-sesame"), "{texts}");
         }
     }
@@ -107,29 +93,19 @@ fn sentinels(url: &str) -> SentinelClient {
 /// A lazy store needs no runtime, no server, and no database.
 #[test]
 fn a_lazy_store_is_built_outside_of_a_runtime() {
-    struct NoEpochs;
-
-    impl Epochs for NoEpochs {
-        fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
-            Box::pin(async { Err(EpochError::Exhausted) })
-        }
-
-        fn report_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
-            Box::pin(async { Err(EpochError::Exhausted) })
-        }
-
-        fn source_id(&self) -> EpochFuture<'_, SourceId> {
-            Box::pin(async { Err(EpochError::Exhausted) })
-        }
-    }
-
-    let (url, builder) = ("redis://127.0.0.1:1", || RedisLeases::builder(NoEpochs));
+    let url = "redis://127.0.0.1:1";
+    let builder = || RedisLeases::builder(CountedEpochs::default());
     builder().connect_lazy(url).unwrap();
     builder().with_sentinels(sentinels(url), 0, "main").unwrap();
     builder().with_cluster(&[url], |client| client).unwrap();
-    // Invalid settings are reported immediately.
-    let refused = builder().key_prefix("{").connect_lazy(url);
-    assert!(matches!(refused, Err(LeaseError::Invalid { .. })));
+    // Invalid settings are reported immediately. A brace in the prefix would break the hash tag.
+    for prefix in ["{}", "a{b}c", "{", "}"] {
+        let refused = builder().key_prefix(prefix).connect_lazy(url);
+        assert!(
+            matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix"),
+            "{refused:?}"
+        );
+    }
     builder().connect_lazy("localhost").unwrap_err();
 }
 
@@ -167,32 +143,42 @@ fn is_misconfigured<T>(outcome: Result<T, LeaseError>) {
 
 /// The first contact checks the rights on channels, and everything else that `connect` checks.
 #[tokio::test]
-async fn a_lazy_store_checks_the_server_at_the_first_contact() {
+async fn missing_channel_rights_are_reported_at_the_first_contact() {
     let db = Sqlite::fresh(4).await;
     let redis = RedisServer::start(&[]).await;
-    let user = [
-        "ACL",
-        "SETUSER",
-        "mute",
-        "on",
-        ">open-sesame",
-        "~*",
-        "+@all",
-    ];
-    redis.command(&user).await;
-    redis
-        .command(&["ACL", "SETUSER", "mute", "resetchannels"])
-        .await;
-    let url = redis.url().replace("redis://", "redis://mute:open-sesame@");
+    let url = user(&redis, "mute", "resetchannels +@all").await;
     let eager = RedisLeases::connect(&url, db.fence()).await.unwrap_err();
     let leases = RedisLeases::connect_lazy(&url, db.fence()).unwrap();
     let lazy = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    for texts in [all_texts(&eager), all_texts(&lazy.unwrap_err())] {
-        assert!(texts.contains("channels"), "{texts}");
+    for refused in [eager, lazy.unwrap_err()] {
+        let texts = messages_of(&refused);
+        assert!(matches!(refused, LeaseError::Misconfigured(_)), "{texts}");
+        assert!(texts.contains("channels") && texts.contains("tower-fence:*"));
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
-    // Once the user has the right, the same store continues.
-    let rights = ["ACL", "SETUSER", "mute", "&tower-fence:*"];
-    redis.command(&rights).await;
+    // The user may publish, but not subscribe.
+    let half = ["ACL", "SETUSER", "mute", "allchannels", "-subscribe"];
+    redis.command(&half).await;
+    RedisLeases::connect(&url, db.fence()).await.unwrap_err();
+    let whole = ["ACL", "SETUSER", "mute", "+subscribe", "resetchannels"];
+    redis
+        .command(&[&whole[..], &["&tower-fence:*"]].concat())
+        .await;
+    RedisLeases::connect(&url, db.fence()).await.unwrap();
+    // Once the user has the rights, the same store continues.
     leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+}
+
+#[tokio::test]
+async fn client_with_a_password_is_used() {
+    let (redis, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let password = ["CONFIG", "SET", "requirepass", "s3cret"];
+    redis.command(&password).await;
+    let client = Client::open(format!("redis://:s3cret@{}", redis.addr())).unwrap();
+    let leases = RedisLeases::builder(db.fence()).with_client(client);
+    let leases = leases.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    granted(waiting).await;
 }

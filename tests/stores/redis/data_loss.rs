@@ -11,14 +11,14 @@ use sqlx::Sqlite;
 use tokio::time::Instant;
 use tower_fence::{
     Resource,
-    lease::{Acquire, Leases, RedisLeases, Renew},
+    lease::{Acquire, LeaseError, Leases, RedisLeases, Renew},
 };
 
 use crate::grant_load::{Grant, Issuer, Load, RESOURCES, are_in_order_where_ours, out_of_order};
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, is_unavailable},
+    lease::{LONG, grant, granted, is_unavailable, next_grant, sku, wait},
     proxy::{Link, Proxy},
     redis::{RedisServer, Sentinel},
 };
@@ -158,16 +158,14 @@ async fn failover_by_sentinels_repeats_no_token() {
     replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
     is_in_step(&replica).await;
     let sentinel = Sentinel::start(&master);
-    let behind_sentinel = |name: &str| {
+    let behind_sentinel = |name: &str, database| {
         let master = SentinelServerType::Master;
         let client = SentinelClient::build(vec![sentinel.url()], name.to_owned(), None, master);
         let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
-        builder.with_sentinels(client.unwrap(), 0, name).unwrap()
+        let leases = builder.with_sentinels(client.unwrap(), database, name);
+        leases.unwrap()
     };
-    let (leases, sku) = (
-        behind_sentinel("the-master"),
-        Resource::new("sku-9").unwrap(),
-    );
+    let leases = behind_sentinel("the-master", 0);
     eventually(
         "the sentinel knows its master and the replica",
         async || {
@@ -180,7 +178,7 @@ async fn failover_by_sentinels_repeats_no_token() {
             let known: redis::RedisResult<Vec<redis::Value>> =
                 replicas.query_async(&mut connection).await;
             if known.is_ok_and(|known| known.len() == 1) {
-                return leases.inspect(&sku).await.is_ok();
+                return leases.inspect(&sku()).await.is_ok();
             }
             false
         },
@@ -194,22 +192,17 @@ async fn failover_by_sentinels_repeats_no_token() {
     assert_eq!(out_of_order(&grants).map(|pair| format!("{pair:?}")), None);
 
     // Waiting works on the new master, too.
-    let long = Duration::from_secs(30);
-    let first = leases.acquire(&sku, Acquire::new(long)).await.unwrap();
-    let waiting = tokio::spawn({
-        let (leases, sku) = (leases.clone(), sku.clone());
-        async move { leases.acquire(&sku, Acquire::new(long).wait(long)).await }
-    });
-    eventually("the waiter is in the queue", async || {
-        leases
-            .inspect(&sku)
-            .await
-            .unwrap()
-            .is_some_and(|held| held.waiters == 1)
-    })
-    .await;
-    leases.release(&sku, &first.id).await.unwrap();
-    assert!(waiting.await.unwrap().unwrap().token > first.token);
+    let first = next_grant(&leases, LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    assert!(granted(waiting).await.token > first.token);
 
-    behind_sentinel("nobody").inspect(&sku).await.unwrap_err();
+    let unknown = behind_sentinel("nobody", 0);
+    unknown.inspect(&sku()).await.unwrap_err();
+    // The client uses database 0.
+    let refused = behind_sentinel("the-master", 1).inspect(&sku()).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Misconfigured(_))),
+        "{refused:?}"
+    );
 }

@@ -157,17 +157,6 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
     }
 }
 
-#[tokio::test]
-async fn hundred_concurrent_grants_take_one_epoch() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, db.fence()).await;
-    let sku = sku();
-    let asking = (0..100).map(|_| leases.acquire(&sku, Acquire::new(LONG)));
-    let granted = join_all(asking).await.into_iter().filter(Result::is_ok);
-    assert_eq!(granted.count(), 1);
-    assert_eq!(highest_epoch(&db).await, 1);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_epoch_does_not_begin_on_another_counter() {
     for lost in [&["FLUSHALL"][..], &["DEL", COUNTER]] {
@@ -278,43 +267,4 @@ async fn exhausted_or_lost_counter_gives_no_new_token() {
     let again = Acquire::new(LONG).lease_id(held.id);
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert_eq!(again.token.get(), 3_000_000_001);
-}
-
-#[tokio::test]
-async fn a_prefix_that_breaks_the_hash_tag_is_refused() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    for prefix in ["{}", "a{b}c", "{", "}"] {
-        let builder = RedisLeases::builder(db.fence()).key_prefix(prefix);
-        let refused = builder.connect(&server.url()).await.unwrap_err();
-        assert!(
-            matches!(&refused, LeaseError::Invalid { field, .. } if field == "key_prefix"),
-            "{refused:?}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn missing_channel_rights_are_reported_on_connect() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let user = ["ACL", "SETUSER", "mute", "on", ">sesame", "~*", "+@all"];
-    server
-        .command(&[&user[..], &["resetchannels"]].concat())
-        .await;
-    let url = server.url().replace("//", "//mute:sesame@");
-    let refused = RedisLeases::connect(&url, db.fence()).await.unwrap_err();
-    let LeaseError::Misconfigured(cause) = refused else {
-        panic!("{refused:?}");
-    };
-    let text = format!("{cause} {cause:?}");
-    assert!(text.contains("channels") && text.contains("tower-fence:*"));
-    assert!(!text.contains("sesame"), "{text}");
-    // The user may publish, but not subscribe.
-    let half = ["ACL", "SETUSER", "mute", "allchannels", "-subscribe"];
-    server.command(&half).await;
-    RedisLeases::connect(&url, db.fence()).await.unwrap_err();
-    let whole = ["ACL", "SETUSER", "mute", "+subscribe", "resetchannels"];
-    server
-        .command(&[&whole[..], &["&tower-fence:*"]].concat())
-        .await;
-    RedisLeases::connect(&url, db.fence()).await.unwrap();
 }

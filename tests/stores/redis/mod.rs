@@ -1,6 +1,5 @@
 //! Leases in Redis when servers, connections and data are lost.
 
-mod clients;
 mod cluster;
 mod contact;
 mod data_loss;
