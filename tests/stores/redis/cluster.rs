@@ -17,7 +17,7 @@ use crate::support::{
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, sku},
+    lease::{LONG, grant, next_grant, sku},
     redis::RedisServer,
 };
 
@@ -48,16 +48,19 @@ async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, 
     task
 }
 
-/// Acquires as soon as the store answers again.
-async fn grant_eventually(leases: &RedisLeases, sku: &Resource) -> Lease {
-    let granted = std::cell::RefCell::new(None);
-    eventually("the cluster answers again", async || {
-        let lease = leases.acquire(sku, Acquire::new(LONG)).await;
-        *granted.borrow_mut() = lease.ok();
-        granted.borrow().is_some()
-    })
-    .await;
-    granted.into_inner().unwrap()
+/// Returns the sorted names on all pages.
+async fn listed(leases: &RedisLeases) -> Vec<String> {
+    let (mut listed, mut cursor) = (vec![], None::<String>);
+    loop {
+        let page = leases.list(7, cursor.as_deref()).await.unwrap();
+        assert!(page.leases.len() <= 7);
+        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
+        cursor = page.cursor;
+        if cursor.is_none() {
+            listed.sort_unstable();
+            return listed;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,17 +82,7 @@ async fn leases_are_spread_over_and_listed_from_all_masters() {
     }
     assert_eq!(with_leases, 6, "three masters, and a replica of each");
 
-    let (mut listed, mut cursor) = (vec![], None::<String>);
-    loop {
-        let page = leases.list(7, cursor.as_deref()).await.unwrap();
-        assert!(page.leases.len() <= 7);
-        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
-        cursor = page.cursor;
-        if cursor.is_none() {
-            break;
-        }
-    }
-    listed.sort_unstable();
+    let mut listed = listed(&leases).await;
     listed.dedup();
     assert_eq!(listed, names);
 }
@@ -130,17 +123,7 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
     }
-    let (mut listed, mut cursor) = (vec![], None::<String>);
-    loop {
-        let page = leases.list(7, cursor.as_deref()).await.unwrap();
-        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
-        cursor = page.cursor;
-        if cursor.is_none() {
-            break;
-        }
-    }
-    listed.sort_unstable();
-    assert_eq!(listed, names);
+    assert_eq!(listed(&leases).await, names);
 }
 
 /// A master is killed under load, and its replica, which lags, takes over.
@@ -194,12 +177,12 @@ async fn frozen_master_is_replaced_by_its_replica() {
         asked_at.elapsed() < Duration::from_secs(8),
         "the call hangs"
     );
-    let after = grant_eventually(&leases, &sku()).await;
+    let after = next_grant(&leases, LONG).await;
     assert!(after.token > before.token);
     // The replaced master resumes, and becomes a replica.
     cluster.nodes[master].signal("-CONT");
     leases.release(&sku(), &after.id).await.unwrap();
-    assert!(grant_eventually(&leases, &sku()).await.token > after.token);
+    assert!(next_grant(&leases, LONG).await.token > after.token);
 }
 
 /// A whole shard is silent. Waiters on the other shards continue, but more slowly.
