@@ -1,7 +1,6 @@
 //! Endpoints that are not etcd servers, and an endpoint that echoes requests.
 
 use std::{
-    error::Error,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -19,7 +18,7 @@ use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
     http::Server,
-    lease::{LONG, grant, is_unavailable, sku},
+    lease::{LONG, grant, is_unavailable, messages_of, sku},
     proxy::{Passage, Proxy, Sender},
     redis::fresh_prefix,
 };
@@ -108,12 +107,7 @@ async fn errors_do_not_contain_an_echoed_password() {
     let parrot = Server::start(Router::new().fallback_service(parrot)).await;
     let builder = EtcdLeasesBuilder::new(db.fence()).user("shop", "s3cret");
     let refused = builder.connect(&[parrot.url("")]).await.unwrap_err();
-    let mut texts = format!("{refused} {refused:?}");
-    let mut cause = Error::source(&refused);
-    while let Some(error) = cause {
-        texts += &format!("{error} {error:?}");
-        cause = error.source();
-    }
+    let texts = messages_of(&refused);
     assert!(matches!(refused, LeaseError::Misconfigured(_)));
     assert!(
         texts.contains("400") && !texts.contains("s3cret"),

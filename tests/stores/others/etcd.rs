@@ -1,17 +1,15 @@
 //! Tokens of etcd with its own clients: `etcdctl lock`, and the lock API of its gateway.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use tower_fence::{
-    Resource,
-    lease::{Acquire, Leases, MemoryLeases},
-};
+use tower_fence::lease::MemoryLeases;
 
 use super::{Inventory, refuses_the_paused_holder, write_to};
-use crate::support::{etcd::base64, eventually, lock_servers::Etcd};
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{
+    etcd::base64,
+    eventually,
+    lease::{LONG, grant, sku},
+    lock_servers::Etcd,
+};
 
 /// `sku-1` in base64, as the gateway expects it.
 const SKU: &str = "c2t1LTE=";
@@ -123,14 +121,13 @@ async fn change_from_etcd_refuses_older_holders_without_a_step() {
     assert_eq!(status, 200);
     let leases = MemoryLeases::new(inventory.fence.clone());
     let leases = leases.announced_to(inventory.fence.clone());
-    let sku = Resource::new("sku-1").unwrap();
     let mut older = etcd.holder("sku-1", &inventory.url(), 30.0);
     let older = older.token().await;
 
     let changed = inventory
         .behind(|layer| layer.issued_by_this_database())
         .await;
-    let lease = leases.acquire(&sku, Acquire::new(LONG)).await.unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
     let written = write_to(&changed, "sku-1", lease.token.get()).await;
     assert_eq!(written.status, 200);
     let refused = write_to(&changed, "sku-1", older).await;

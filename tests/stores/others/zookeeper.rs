@@ -1,20 +1,15 @@
 //! Tokens of ZooKeeper, with its client kazoo.
 
-use std::time::Duration;
-
 use tower_fence::{
-    Resource, Token,
+    Token,
     lease::{Acquire, Leases, MemoryLeases},
 };
 
 use super::{Inventory, refuses_the_paused_holder, write_to};
-use crate::support::lock_servers::ZooKeeper;
-
-const LONG: Duration = Duration::from_secs(60);
-
-fn sku() -> Resource {
-    Resource::new("sku-1").unwrap()
-}
+use crate::support::{
+    lease::{LONG, sku},
+    lock_servers::ZooKeeper,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_holder_of_a_lock_in_zookeeper_is_refused() {

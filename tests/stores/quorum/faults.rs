@@ -91,12 +91,6 @@ async fn grants_continue_after_two_nodes_are_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grants_continue_with_one_frozen_node() {
-    let signal = |signal| async move |nodes: &mut Nodes| nodes.servers[1].signal(signal);
-    goes_on(signal("-STOP"), signal("-CONT")).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_continue_with_two_frozen_nodes() {
     let signal = |signal| {
         async move |nodes: &mut Nodes| {
