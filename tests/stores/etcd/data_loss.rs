@@ -113,9 +113,7 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
     before.release(&sku(), &kept.id).await.unwrap();
     let mut highest = kept.token;
     for _ in 0..5 {
-        let lease = grant(&before, &sku(), LONG).await;
-        before.release(&sku(), &lease.id).await.unwrap();
-        highest = lease.token;
+        highest = grant_and_release(&before).await;
     }
     let epoch = highest_epoch(&db).await;
     cluster.restore(&snapshot, "the-cluster").await;
@@ -194,22 +192,6 @@ async fn repeated_request_after_a_restore_returns_a_higher_token() {
     assert!(again.token > first.token);
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, again.token);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deleted_counters_repeat_no_token() {
-    let db = Sqlite::fresh(2).await;
-    let cluster = EtcdCluster::start(1).await;
-    let load = Load::start(&Issuer::in_etcd(&cluster, &db).await);
-    load.more(30).await;
-    for _ in 0..5 {
-        for (key, _) in cluster.keys("tower-fence:counter:").await {
-            let body = serde_json::json!({ "key": crate::support::etcd::base64(&key) });
-            cluster.call("/v3/kv/deleterange", &body).await;
-        }
-        load.more(5).await;
-    }
-    are_in_order_where_ours(true, &load.stop().await);
 }
 
 /// A majority keeps the data, so there is no loss: no epoch begins, and leases continue.

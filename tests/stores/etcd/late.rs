@@ -14,7 +14,7 @@ use sqlx::Sqlite;
 use tokio::{sync::watch, task::JoinHandle};
 use tower_fence::{
     Resource,
-    lease::{Acquire, Lease, LeaseAdmin, LeaseError, Leases, Renew},
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Renew},
 };
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
@@ -136,12 +136,19 @@ impl Late {
     }
 
     /// Acquires in a separate task, and returns when its write is held back.
-    async fn acquire(&self) -> JoinHandle<Result<Lease, LeaseError>> {
+    async fn acquire(&self, request: Acquire) -> JoinHandle<Result<Lease, LeaseError>> {
         let leases = self.leases.clone();
-        let asked = async move { leases.acquire(&sku(), Acquire::new(LONG)).await };
-        let asked = tokio::spawn(asked);
+        let asked = tokio::spawn(async move { leases.acquire(&sku(), request).await });
         self.first.holds_one().await;
         asked
+    }
+
+    /// Renews with a new token in a separate task, and returns when the write is held back.
+    async fn renew(&self, id: LeaseId) -> JoinHandle<Result<Lease, LeaseError>> {
+        let (leases, renewal) = (self.leases.clone(), Renew::new(LONG).with_new_token());
+        let renewing = tokio::spawn(async move { leases.renew(&sku(), &id, renewal).await });
+        self.first.holds_one().await;
+        renewing
     }
 
     /// Forwards the write, and waits until the issuer has received the answer and sent its next
@@ -191,7 +198,7 @@ async fn grant_with_a_deleted_counter_has_no_effect() {
     let near = connect(&cluster, &db).await;
     grant_and_release(&near).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
-    let asked = late.acquire().await;
+    let asked = late.acquire(Acquire::new(LONG)).await;
     delete_counter(&cluster).await;
     let last = grant_and_release(&near).await;
     late.arrives().await;
@@ -210,12 +217,7 @@ async fn renewal_with_a_deleted_counter_is_lost() {
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
     let held = grant(&late.leases, &sku(), LONG).await;
     let stored = read(&cluster, LEASE).await;
-    let renewing = tokio::spawn({
-        let (leases, id) = (late.leases.clone(), held.id.clone());
-        let renewal = Renew::new(LONG).with_new_token();
-        async move { leases.renew(&sku(), &id, renewal).await }
-    });
-    late.first.holds_one().await;
+    let renewing = late.renew(held.id.clone()).await;
     delete_counter(&cluster).await;
     let other = Resource::new(OTHER).unwrap();
     assert_eq!(
@@ -237,7 +239,7 @@ async fn renewal_with_a_deleted_counter_is_lost() {
 async fn grant_that_expired_in_transit_is_retried() {
     let (cluster, db) = start().await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
-    let asked = late.acquire().await;
+    let asked = late.acquire(Acquire::new(LONG)).await;
     cluster.revoke_unused().await;
     late.goes_on();
     let lease = asked.await.unwrap().unwrap();
@@ -250,12 +252,7 @@ async fn renewal_that_expired_in_transit_is_retried() {
     let (cluster, db) = start().await;
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
     let held = grant(&late.leases, &sku(), LONG).await;
-    let renewing = tokio::spawn({
-        let (leases, id) = (late.leases.clone(), held.id.clone());
-        let renewal = Renew::new(LONG).with_new_token();
-        async move { leases.renew(&sku(), &id, renewal).await }
-    });
-    late.first.holds_one().await;
+    let renewing = late.renew(held.id.clone()).await;
     cluster.revoke_unused().await;
     late.goes_on();
     assert!(renewing.await.unwrap().unwrap().token > held.token);
@@ -267,11 +264,7 @@ async fn queue_position_that_expired_in_transit_is_retaken() {
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
     let late = Late::from_request(1, takes_position(), &cluster, &db).await;
-    let waiting = tokio::spawn({
-        let (leases, request) = (late.leases.clone(), Acquire::new(LONG).wait(LONG));
-        async move { leases.acquire(&sku(), request).await }
-    });
-    late.first.holds_one().await;
+    let waiting = late.acquire(Acquire::new(LONG).wait(LONG)).await;
     cluster.revoke_unused().await;
     late.goes_on();
     eventually("the waiter is in the queue", async || {
@@ -380,40 +373,30 @@ async fn late_position_of_an_ended_request_expires() {
     assert!(granted.unwrap().unwrap().token > held.token);
 }
 
-/// The renewal keeps the etcd lease that the release is about to revoke.
+/// Before the release arrives, another issuer renews the lease with the same etcd lease, or the
+/// lease ends, so that the release has nothing left to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn release_after_a_renewal_ends_the_lease() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
-    let held = grant(&near, &sku(), LONG).await;
-    let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
-    let releasing = tokio::spawn({
-        let (leases, id) = (late.leases.clone(), held.id.clone());
-        async move { leases.release(&sku(), &id).await }
-    });
-    late.first.holds_one().await;
-    let renewal = Renew::new(LONG).with_new_token();
-    near.renew(&sku(), &held.id, renewal).await.unwrap();
-    late.goes_on();
-    releasing.await.unwrap().unwrap();
-    assert_eq!(near.inspect(&sku()).await.unwrap(), None);
-}
-
-/// The lease has ended without this release, so the release has nothing left to do.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn late_release_of_an_ended_lease_succeeds() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
-    let held = grant(&near, &sku(), LONG).await;
-    let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
-    let releasing = tokio::spawn({
-        let (leases, id) = (late.leases.clone(), held.id.clone());
-        async move { leases.release(&sku(), &id).await }
-    });
-    late.first.holds_one().await;
-    cluster.revoke(LEASE).await;
-    late.goes_on();
-    releasing.await.unwrap().unwrap();
+async fn late_release_succeeds_after_a_renewal_or_an_end() {
+    for is_renewed in [true, false] {
+        let (cluster, db) = start().await;
+        let near = connect(&cluster, &db).await;
+        let held = grant(&near, &sku(), LONG).await;
+        let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
+        let releasing = tokio::spawn({
+            let (leases, id) = (late.leases.clone(), held.id.clone());
+            async move { leases.release(&sku(), &id).await }
+        });
+        late.first.holds_one().await;
+        if is_renewed {
+            let renewal = Renew::new(LONG).with_new_token();
+            near.renew(&sku(), &held.id, renewal).await.unwrap();
+        } else {
+            cluster.revoke(LEASE).await;
+        }
+        late.goes_on();
+        releasing.await.unwrap().unwrap();
+        assert_eq!(near.inspect(&sku()).await.unwrap(), None);
+    }
 }
 
 /// The TTL of an etcd lease cannot be changed, so the key moves to another etcd lease, and the
@@ -486,14 +469,8 @@ async fn ended_repetition_leaves_the_lease_to_its_holder() {
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
-    let repeated = tokio::spawn({
-        let (leases, request) = (
-            late.leases.clone(),
-            Acquire::new(LONG).lease_id(held.id.clone()),
-        );
-        async move { leases.acquire(&sku(), request).await }
-    });
-    late.first.holds_one().await;
+    let repeated = Acquire::new(LONG).lease_id(held.id.clone());
+    let repeated = late.acquire(repeated).await;
     late.arrives().await;
     repeated.abort();
     assert!(repeated.await.unwrap_err().is_cancelled());
@@ -509,7 +486,7 @@ async fn late_blank_counter_ends_no_epoch() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let late = Late::from_write(1, COUNTER, &cluster, &db).await;
-    let asked = late.acquire().await;
+    let asked = late.acquire(Acquire::new(LONG)).await;
     let held = grant(&near, &sku(), LONG).await;
     let counter = read(&cluster, COUNTER).await;
     late.goes_on();
@@ -527,14 +504,14 @@ async fn late_epoch_begins_on_no_other_counter() {
     let near = connect(&cluster, &db).await;
     let snapshot = cluster.save("snapshot");
     let late = Late::from_write(2, COUNTER, &cluster, &db).await;
-    let asked = late.acquire().await;
+    let asked = late.acquire(Acquire::new(LONG)).await;
     let blank = read(&cluster, COUNTER).await;
     // The issuer begins a higher epoch on the same counter.
     let last = grant_and_release(&near).await;
     assert_eq!(last.token.get() / 1_000_000_000, 2);
     cluster.restore(&snapshot, "the-cluster").await;
     let other = Late::from_write(2, COUNTER, &cluster, &db).await;
-    let other_asked = other.acquire().await;
+    let other_asked = other.acquire(Acquire::new(LONG)).await;
     let other_blank = read(&cluster, COUNTER).await;
     assert_eq!(other_blank["mod_revision"], blank["mod_revision"]);
     late.goes_on();
@@ -596,7 +573,7 @@ async fn grant_in_another_incarnation_is_not_returned() {
     let near = connect(&cluster, &db).await;
     grant_and_release(&near).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
-    let asked = late.acquire().await;
+    let asked = late.acquire(Acquire::new(LONG)).await;
     // The snapshot contains the etcd lease of the grant.
     let snapshot = cluster.save("snapshot");
     let mut last = grant_and_release(&near).await;

@@ -25,7 +25,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, granted, is_held, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, join, sku, wait, waiters},
     proxy::{Link, Passage, Proxy, Sender},
     soon,
 };
@@ -186,15 +186,8 @@ async fn request_that_lost_its_position_takes_another() {
     let leases = connect(&cluster.urls()[0], &db).await;
     let first = grant(&leases, &sku(), LONG).await;
     let id = LeaseId::random();
-    let waiting = tokio::spawn({
-        let (leases, id) = (leases.clone(), id.clone());
-        let request = Acquire::new(LONG).wait(LONG).lease_id(id);
-        async move { leases.acquire(&sku(), request).await }
-    });
-    eventually("the waiter is in the queue", async || {
-        waiters(&leases).await == 1
-    })
-    .await;
+    let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
+    let waiting = join(&leases, request).await;
     delete_places(&cluster).await;
     eventually("the waiter is in the queue again", async || {
         waiters(&leases).await == 1
@@ -222,11 +215,7 @@ async fn early_request_continues_to_wait() {
     let places = cluster.keys(PLACES).await;
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
-    let waiting = spawn_acquire(&near, request.clone());
-    eventually("the waiter is in the queue", async || {
-        waiters(&near).await == 2
-    })
-    .await;
+    let waiting = join(&near, request.clone()).await;
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     // The request is repeated, and takes over the position.
