@@ -1,16 +1,15 @@
-//! The fence as functions in Postgres: which calls wait for each other, which roles may call them,
-//! and objects that could mislead them.
+//! The fence as functions in Postgres: which calls wait for each other, and objects that could
+//! mislead them.
 
 use std::time::Duration;
 
-use sqlx::{Acquire, Connection, PgConnection, Postgres, postgres::PgConnectOptions};
+use sqlx::{Acquire, Connection, PgConnection, Postgres};
 use tokio::time::sleep;
 
-use crate::contract::grants;
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, sku, token, write},
-    functions::{admit, is_refused, max_token, raise},
+    functions::{acquire, admit, is_refused, max_token, raise, release, renew},
 };
 
 async fn execute(conn: &mut PgConnection, sql: &str) -> sqlx::Result<()> {
@@ -126,47 +125,6 @@ async fn above_read_committed_a_wait_ends_with_a_serialization_failure() {
     }
 }
 
-#[tokio::test]
-async fn caller_needs_only_execute_rights() {
-    let db = Postgres::fresh(2).await;
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
-        .await;
-    let options: PgConnectOptions = db.url.parse().unwrap();
-    let options = options.username(&role).password(&role);
-    let mut conn = PgConnection::connect_with(&options).await.unwrap();
-
-    let public = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tower_fence'::regnamespace \
-         AND has_function_privilege('public', oid, 'EXECUTE')";
-    assert_eq!(db.number(public).await, 0);
-    db.execute(&format!("GRANT USAGE ON SCHEMA tower_fence TO {role}"))
-        .await;
-    is_refused(admit(&mut conn, "sku-1", 5).await, "42501");
-    is_refused(raise(&mut conn, "sku-1", 5).await, "42501");
-    is_refused(max_token(&mut conn, "sku-1").await, "42501");
-
-    // These are the grants that the documentation lists.
-    let grants = grants("shop_worker").replace("shop_worker", &role);
-    db.execute(&grants).await;
-    admit(&mut conn, "sku-1", 5).await.unwrap();
-    raise(&mut conn, "sku-1", 8).await.unwrap();
-    assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(7));
-    is_refused(admit(&mut conn, "sku-1", 7).await, "TF412");
-    is_refused(admit(&mut conn, "", 7).await, "TF400");
-    for forbidden in [
-        "SELECT * FROM tower_fence.resources",
-        "UPDATE tower_fence.resources SET max_token = 0",
-        "SELECT tower_fence.refuse_malformed('x')",
-    ] {
-        let refused = execute(&mut conn, forbidden).await.unwrap_err();
-        let refused = refused.into_database_error().unwrap();
-        assert_eq!(refused.code().as_deref(), Some("42501"), "{forbidden}");
-    }
-    conn.close().await.unwrap();
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
-}
-
 /// A `<` operator for which every number is less than every other number.
 const EVERYTHING_IS_LESS: &str = "\
     CREATE FUNCTION {schema}.less(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; \
@@ -181,8 +139,8 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
     execute(
         &mut conn,
         &format!(
-            "CREATE TEMPORARY TABLE resources {like}; CREATE SCHEMA twin; \
-             CREATE TABLE twin.resources {like}; {}; {}",
+            "CREATE TEMPORARY TABLE resources {like}; CREATE TEMPORARY TABLE leases (token bigint); \
+             CREATE SCHEMA twin; CREATE TABLE twin.resources {like}; {}; {}",
             EVERYTHING_IS_LESS.replace("{schema}", "twin"),
             // A role that may create objects in the schema of the fence does not own its functions.
             EVERYTHING_IS_LESS.replace("{schema}", "tower_fence"),
@@ -203,6 +161,12 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
             is_refused(raise(&mut conn, "sku-1", stale).await, "TF412");
         }
         assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(5));
+        let lease = acquire(&mut conn, "sku-2", "60 s").await.unwrap();
+        is_refused(acquire(&mut conn, "sku-2", "60 s").await, "TF409");
+        let renewed = renew(&mut conn, "sku-2", &lease.lease_id, "60 s", true).await;
+        assert!(renewed.unwrap() > lease.token);
+        let released = release(&mut conn, "sku-2", &lease.lease_id).await;
+        released.unwrap();
     }
     // Without this setting, a backslash is an ordinary character. With it, a backslash begins an
     // escape.

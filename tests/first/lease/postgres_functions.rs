@@ -8,7 +8,7 @@ use std::{
 
 use axum::{Router, body::Body, http::Request};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, Postgres};
 use tower::ServiceExt;
 use tower_fence::{
     issuer,
@@ -19,9 +19,8 @@ use crate::{
     contract::json as body_of,
     support::{
         database::TestDatabase,
-        eventually,
         functions::{acquire, acquire_as, admit, is_refused, release, renew},
-        lease::{LONG, grant, is_held, sku},
+        lease::{LONG, grant, is_held, join, sku},
         postgres,
     },
 };
@@ -230,55 +229,6 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
 }
 
 #[tokio::test]
-async fn caller_needs_only_execute_rights() {
-    let db = Postgres::fresh(2).await;
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
-        .await;
-    let options: PgConnectOptions = db.url.parse().unwrap();
-    let options = options.username(&role).password(&role);
-    let mut conn = PgConnection::connect_with(&options).await.unwrap();
-    is_refused(acquire(&mut conn, "sku-1", "1 s").await, "42501");
-    for read in [
-        "tower_fence.held_leases",
-        "tower_fence.leases",
-        "tower_fence.waiters",
-    ] {
-        let read = format!("SELECT * FROM {read}");
-        Postgres::execute(&mut conn, &read).await.unwrap_err();
-    }
-    db.execute(&format!(
-        "GRANT USAGE ON SCHEMA tower_fence TO {role}; \
-         GRANT EXECUTE ON FUNCTION tower_fence.acquire, tower_fence.renew, tower_fence.release TO {role}"
-    ))
-    .await;
-    // Objects of the caller with the same names do not mislead a function.
-    Postgres::execute(
-        &mut conn,
-        "CREATE TEMPORARY TABLE leases (resource text, token bigint); \
-         SET search_path = pg_temp, public",
-    )
-    .await
-    .unwrap();
-    let lease = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-    is_refused(acquire(&mut conn, "sku-1", "60 s").await, "TF409");
-    renew(&mut conn, "sku-1", &lease.lease_id, "60 s", true)
-        .await
-        .unwrap();
-    release(&mut conn, "sku-1", &lease.lease_id).await.unwrap();
-    for forbidden in [
-        "tower_fence.break_lease('sku-1')",
-        "tower_fence.lease_end('sku-1', NULL)",
-    ] {
-        let forbidden = format!("SELECT {forbidden}");
-        Postgres::execute(&mut conn, &forbidden).await.unwrap_err();
-    }
-    conn.close().await.unwrap();
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
-}
-
-#[tokio::test]
 async fn drivers_need_neither_intervals_nor_void() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
@@ -391,15 +341,7 @@ async fn wall_clock_set_back_extends_no_lease() {
         .renew(&sku(), &held.id, Renew::new(short))
         .await
         .unwrap();
-    let waits = tokio::spawn({
-        let (leases, asked) = (leases.clone(), asked.clone());
-        async move { leases.acquire(&sku(), asked).await }
-    });
-    let in_queue = "SELECT count(*) FROM tower_fence.waiters";
-    eventually("the request is in the queue", async || {
-        db.number(in_queue).await == 1
-    })
-    .await;
+    let waits = join(&leases, asked).await;
     db.execute(PUT_BACK).await;
     assert!(waits.await.unwrap().unwrap().token > held.token);
 }

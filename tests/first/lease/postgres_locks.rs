@@ -26,34 +26,6 @@ async fn execute(conn: &mut PgConnection, sql: &str) {
 }
 
 #[tokio::test]
-async fn grant_waits_for_a_pending_write_and_supersedes_it() {
-    let db = Postgres::fresh(4).await;
-    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
-    let first = grant(&leases, &sku(), LONG).await;
-    let in_flight = begin(&fence, first.token.get()).await;
-    leases.release(&sku(), &first.id).await.unwrap();
-    let next = tokio::spawn({
-        let leases = leases.clone();
-        async move { grant(&leases, &sku(), LONG).await }
-    });
-    sleep(Duration::from_millis(100)).await;
-    assert!(
-        !next.is_finished(),
-        "the grant must wait for the pending write"
-    );
-    in_flight.commit().await.unwrap();
-    let next = next.await.unwrap();
-    assert!(next.token > first.token);
-    // Older tokens are stale before the first write of the next holder.
-    is_stale(
-        write(&fence, first.token.get()).await,
-        first.token.get(),
-        next.token.get() - 1,
-    );
-    write(&fence, next.token.get()).await.unwrap();
-}
-
-#[tokio::test]
 async fn grant_supersedes_a_foreign_token_that_is_writing() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
