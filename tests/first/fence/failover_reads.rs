@@ -30,8 +30,9 @@ const NEXT: i64 = USED + 1;
 /// A token with which a read has to raise the fence.
 const LATER: i64 = USED + 10;
 
+/// The fence must catch up with the failover on the only connection of its pool.
 async fn in_epoch_1() -> Fresh<Postgres> {
-    let db = Postgres::fresh(4).await;
+    let db = Postgres::fresh(1).await;
     let fence = db.fence();
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     write(&fence, USED).await.unwrap();

@@ -12,7 +12,6 @@ mod database;
 mod epochs_above;
 mod failover;
 mod failover_operator;
-mod failover_pool;
 mod failover_reads;
 mod floors;
 mod functions;
