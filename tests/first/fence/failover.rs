@@ -62,6 +62,14 @@ pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     .await;
 }
 
+/// Makes `current_history` return this timeline from now on.
+pub(super) async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
+    db.execute(&format!(
+        "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{timeline}' $$"
+    ))
+    .await;
+}
+
 async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
     let (db, fence) = in_epoch_1::<DB>().await;
     fence.after_failover().await.unwrap();
@@ -316,10 +324,7 @@ async fn unobserved_timelines_are_counted_too() {
         ("1600000001", "1700000009", HIGHEST_STALE),
     ] {
         was_on_timeline(&db, before).await;
-        db.execute(&format!(
-            "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{here}' $$"
-        ))
-        .await;
+        is_on_timeline(&db, here).await;
         let refused = attempt(&db, "the function", 1_000_000_006).await;
         assert_eq!(refused, Err(highest_stale), "{before} {here}");
     }
@@ -475,29 +480,24 @@ async fn lease_in_postgres_is_lost_with_its_timeline() {
     assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
 }
 
+/// The grants are announced, so the fence refuses the first one immediately.
 #[tokio::test]
 async fn store_with_its_own_counter_begins_a_new_epoch() {
-    async fn grants_above<L: Leases>(db: &Fresh<Postgres>, leases: L, learned: impl AsyncFn()) {
+    async fn grants_above<L: Leases>(db: &Fresh<Postgres>, leases: L) {
         let before = acquire(&leases).await;
         leases.release(&sku(), &before.id).await.unwrap();
         was_on_timeline(db, "00000000").await;
-        learned().await;
         let after = acquire(&leases).await;
         assert!(after.token.get() > HIGHEST_STALE, "{after:?}");
         write(&db.fence(), after.token.get()).await.unwrap();
     }
-    // If grants are announced, the fence refuses immediately.
     let db = Postgres::fresh(4).await;
-    let prefix = fresh_prefix();
-    let redis = async |db: &Fresh<Postgres>| {
-        let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
-        builder.connect(&shared_url()).await.unwrap()
-    };
-    let announced = redis(&db).await.announced_to(db.fence());
-    grants_above(&db, announced, async || {}).await;
+    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let redis = builder.connect(&shared_url()).await.unwrap();
+    grants_above(&db, redis.announced_to(db.fence())).await;
     let db = Postgres::fresh(4).await;
-    let announced = MemoryLeases::new(db.fence()).announced_to(db.fence());
-    grants_above(&db, announced, async || {}).await;
+    let memory = MemoryLeases::new(db.fence());
+    grants_above(&db, memory.announced_to(db.fence())).await;
 }
 
 #[tokio::test]
@@ -576,10 +576,7 @@ async fn later_grants_survive_promotions_with_detection_off() {
         }
         let other = in_the_same_partition();
         db.fence().raise(&other, next).await.unwrap();
-        db.execute(&format!(
-            "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '990000000{here}' $$"
-        ))
-        .await;
+        is_on_timeline(&db, &format!("990000000{here}")).await;
     }
 }
 

@@ -11,24 +11,16 @@ use tower_fence::{
 
 use super::failover::{
     HIGHEST_STALE, HIGHEST_STALE_BY_OPERATOR, PARTITION, in_epoch_1, in_the_same_partition,
-    was_on_timeline,
+    is_on_timeline, was_on_timeline,
 };
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::TestDatabase,
     fence::{is_stale, sku, token, write},
     functions::admit,
 };
 
 /// The timelines of two promotions that the server reports.
 const REPORTED: [&str; 2] = ["1500000001", "1500000003"];
-
-/// Makes `current_history` return this timeline from now on.
-async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
-    db.execute(&format!(
-        "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{timeline}' $$"
-    ))
-    .await;
-}
 
 async fn next_epoch(fence: &Fence<Postgres>) -> i64 {
     let next = fence.next_epoch(PARTITION, Epoch::FIRST).await;

@@ -13,7 +13,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, on_both_databases},
+    database::{Fresh, TestDatabase, on_both_databases},
     fence::{begin, is_stale, sku, token, write},
     functions,
 };
@@ -443,9 +443,7 @@ async fn unlocked_read_of_the_floor_admits_a_stale_token() {
         .unwrap();
         let pool = db.pool.clone();
         let waits = tokio::spawn(async move { sqlx::query(statement).execute(&pool).await });
-        while db.number(WAITING_FOR_LOCK).await == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        db.waits_for_lock().await;
         removal.commit().await.unwrap();
         let written = waits.await.unwrap().unwrap().rows_affected();
         assert_eq!(written, admitted, "{statement}");
@@ -463,6 +461,14 @@ enum Insert {
 }
 
 impl Insert {
+    const ALL: [Self; 5] = [
+        Self::Admit,
+        Self::Raise,
+        Self::Announce,
+        Self::AdmitFunction,
+        Self::RaiseFunction,
+    ];
+
     /// Runs the operation. Returns whether it was refused.
     async fn run(self, fence: &Fence<Postgres>) -> bool {
         let lease = LeaseDigest::of("the-lease-of-one-who-is-late");
@@ -475,17 +481,20 @@ impl Insert {
             Self::RaiseFunction => functions::raise(&mut conn, "sku-1", 5).await.is_err(),
         }
     }
+
+    /// Checks that the operation waits for a transaction, and is refused after its commit.
+    async fn is_refused_after(self, db: &Fresh<Postgres>, commit: impl AsyncFnOnce()) {
+        let fence = db.fence();
+        let waits = tokio::spawn(async move { self.run(&fence).await });
+        db.waits_for_lock().await;
+        commit().await;
+        assert!(waits.await.unwrap(), "{self:?} was not refused");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_row_waits_for_a_moving_floor() {
-    for insert in [
-        Insert::Admit,
-        Insert::Raise,
-        Insert::Announce,
-        Insert::AdmitFunction,
-        Insert::RaiseFunction,
-    ] {
+    for insert in Insert::ALL {
         let db = Postgres::fresh(4).await;
         let mut removal = db.pool.begin().await.unwrap();
         Postgres::execute(
@@ -494,14 +503,8 @@ async fn new_row_waits_for_a_moving_floor() {
         )
         .await
         .unwrap();
-        let fence = db.fence();
-        let waits = tokio::spawn(async move { insert.run(&fence).await });
-        while db.number(WAITING_FOR_LOCK).await == 0 {
-            assert!(!waits.is_finished(), "{insert:?} did not wait");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        removal.commit().await.unwrap();
-        assert!(waits.await.unwrap(), "{insert:?} was not refused");
+        let commit = async move || removal.commit().await.unwrap();
+        insert.is_refused_after(&db, commit).await;
         assert_eq!(rows(&db).await, 0, "{insert:?}");
     }
 }
@@ -510,23 +513,11 @@ async fn new_row_waits_for_a_moving_floor() {
 /// which has a higher token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slower_insert_does_not_lower_a_higher_row() {
-    for insert in [
-        Insert::Admit,
-        Insert::Raise,
-        Insert::Announce,
-        Insert::AdmitFunction,
-        Insert::RaiseFunction,
-    ] {
+    for insert in Insert::ALL {
         let db = Postgres::fresh(4).await;
         let first = begin(&db.fence(), 9).await;
-        let fence = db.fence();
-        let waits = tokio::spawn(async move { insert.run(&fence).await });
-        while db.number(WAITING_FOR_LOCK).await == 0 {
-            assert!(!waits.is_finished(), "{insert:?} did not wait");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        first.commit().await.unwrap();
-        assert!(waits.await.unwrap(), "{insert:?} was not refused");
+        let commit = async move || first.commit().await.unwrap();
+        insert.is_refused_after(&db, commit).await;
         assert_eq!(
             db.fence().inspect(&sku()).await.unwrap(),
             Some(9),

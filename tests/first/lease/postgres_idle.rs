@@ -15,8 +15,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE,
-    database::{Fresh, TestDatabase, WAITING_FOR_LOCK},
-    eventually,
+    database::{Fresh, TestDatabase},
     fence::write,
     functions::{admit, is_refused},
     lease::{LONG, SHORT, grant, granted, sku, wait},
@@ -190,10 +189,7 @@ async fn lease_is_granted_above_a_moving_floor() {
     let acquire = "SELECT token FROM tower_fence.acquire('sku-1', '1 min')";
     let waits =
         tokio::spawn(async move { sqlx::query_scalar::<_, i64>(acquire).fetch_one(&pool).await });
-    eventually("the request waits", async || {
-        waits.is_finished() || db.number(WAITING_FOR_LOCK).await == 1
-    })
-    .await;
+    db.waits_for_lock().await;
     removal.commit().await.unwrap();
     assert_eq!(waits.await.unwrap().unwrap(), ABOVE_ALL_EPOCHS + 1);
 }
@@ -278,10 +274,7 @@ async fn rows_used_while_a_removal_waits_stay() {
                 "SELECT tower_fence.remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)";
             sqlx::query_scalar::<_, i32>(remove).fetch_one(&pool).await
         });
-        eventually("the request waits", async || {
-            removal.is_finished() || db.number(WAITING_FOR_LOCK).await == 1
-        })
-        .await;
+        db.waits_for_lock().await;
         Postgres::execute(&mut writer, used).await.unwrap();
         writer.commit().await.unwrap();
         assert_eq!(removal.await.unwrap().unwrap(), 0, "{used}");
