@@ -1,6 +1,6 @@
 //! Which state clones of a fence share, and which they do not share.
 
-use sqlx::{Postgres, postgres::PgPoolOptions};
+use sqlx::Postgres;
 use tower_fence::{
     Fence, FenceLayer, PathParam, Token, TokenUse,
     epochs::{Epoch, Epochs},
@@ -8,16 +8,16 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE,
-    database::TestDatabase,
+    database::{Fresh, TestDatabase},
     fence::{begin, is_stale, sku, token},
     http::Server,
 };
 
 /// Returns the fences of two tenants, each with its own schema, over one pool.
-async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
+async fn of_two_tenants(db: &Fresh<Postgres>) -> [Fence<Postgres>; 2] {
     let tenants = ["red", "blue"].map(|schema| {
         let fence_of = Fence::builder().pool_timeout(PATIENCE).schema(schema);
-        fence_of.unwrap().build(fence.pool().clone())
+        fence_of.unwrap().build(db.pool.clone())
     });
     for tenant in &tenants {
         tenant.migrate().await.unwrap();
@@ -28,11 +28,7 @@ async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_with_other_schemas_share_no_refusals() {
     let db = Postgres::fresh(2).await;
-    let pool = PgPoolOptions::new().max_connections(2);
-    let fence = Fence::builder()
-        .pool_timeout(PATIENCE)
-        .build(pool.connect(&db.url).await.unwrap());
-    let [red, blue] = of_two_tenants(&fence).await;
+    let [red, blue] = of_two_tenants(&db).await;
     begin(&red, 9).await.commit().await.unwrap();
     let refused = red.begin(&sku(), token(7), TokenUse::SingleUse).await;
     is_stale(refused.map(drop), 7, 9);
@@ -45,17 +41,12 @@ async fn fences_with_other_schemas_share_no_refusals() {
         .unwrap();
     tx.commit().await.unwrap();
     drop(open);
-    fence.pool().close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_with_other_schemas_share_no_epochs() {
     let db = Postgres::fresh(2).await;
-    let pool = PgPoolOptions::new().max_connections(2);
-    let fence = Fence::builder()
-        .pool_timeout(PATIENCE)
-        .build(pool.connect(&db.url).await.unwrap());
-    let [red, blue] = of_two_tenants(&fence).await;
+    let [red, blue] = of_two_tenants(&db).await;
     for partition in 0..=u8::MAX {
         red.next_epoch(partition, Epoch::FIRST).await.unwrap();
     }
@@ -68,5 +59,4 @@ async fn fences_with_other_schemas_share_no_epochs() {
         let server = Server::start(app).await;
         assert_eq!(server.write("/sku-1", issued).await.status, status);
     }
-    fence.pool().close().await;
 }

@@ -74,18 +74,6 @@ async fn unreachable_database_is_reported_as_unavailable() {
 }
 
 #[tokio::test]
-async fn missing_tables_are_reported_and_nothing_is_written() {
-    let db = Postgres::fresh(1).await;
-    db.execute("DROP TABLE tower_fence.resources").await;
-    let refused = write(&db.fence(), 1).await;
-    assert!(
-        matches!(refused, Err(AdmitError::NotMigrated(_))),
-        "{refused:?}"
-    );
-    assert_eq!(db.entries().await, 0);
-}
-
-#[tokio::test]
 async fn a_stricter_default_isolation_level_does_not_matter() {
     let db = Postgres::fresh(4).await;
     let name = db.url.rsplit('/').next().unwrap().to_owned();

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::{begin, is_stale, sku, token, write},
+    fence::{begin, is_stale, sku, write},
     functions::{acquire, admit, is_refused, max_token, raise, release, renew},
 };
 
@@ -179,23 +179,6 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
         let rows = format!("SELECT count(*) FROM {table}");
         assert_eq!(Postgres::number(&mut conn, &rows).await.unwrap(), 0);
     }
-}
-
-#[tokio::test]
-async fn functions_work_in_another_schema() {
-    let db = Postgres::fresh(2).await;
-    let fence = db.fence_with(|fence| fence.schema("shop_2").unwrap());
-    fence.migrate().await.unwrap();
-    let mut conn = db.pool.acquire().await.unwrap();
-    let call = "SELECT shop_2.admit('sku-1', 7)";
-    assert_eq!(Postgres::number(&mut conn, call).await.unwrap(), 7);
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
-    is_stale(fence.raise(&sku(), token(7)).await, 7, 7);
-    let stale = Postgres::number(&mut conn, call).await.unwrap_err();
-    let stale = stale.into_database_error().unwrap();
-    assert_eq!(stale.code().as_deref(), Some("TF412"), "{stale}");
-    drop(conn);
-    assert_eq!(fence_row(&db).await, None);
 }
 
 /// Counts the warnings that the server logs for these statements.

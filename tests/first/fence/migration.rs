@@ -81,11 +81,16 @@ async fn missing_tables_are_misconfigured_and_name_the_remedy() {
         assert!(!answer.text.contains("tower_fence.resources"), "{answer:?}");
     }
     let sku = Resource::new("sku-1").unwrap();
-    let inspected = db.fence().inspect(&sku).await;
-    assert!(
-        matches!(inspected, Err(AdmitError::NotMigrated(_))),
-        "{inspected:?}"
-    );
+    let begun = db
+        .fence()
+        .begin(&sku, Token::MAX, TokenUse::SingleUse)
+        .await;
+    for refused in [begun.map(drop), db.fence().inspect(&sku).await.map(drop)] {
+        let Err(AdmitError::NotMigrated(cause)) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(cause.to_string().contains("Fence::migrate"), "{cause}");
+    }
 }
 
 #[tokio::test]

@@ -2,12 +2,13 @@
 
 use futures_util::future::join_all;
 use sqlx::{Executor, PgConnection, PgPool, Postgres, postgres::PgPoolOptions, query_scalar};
-use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+use tower_fence::{Fence, Resource, TokenUse};
 
 use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
+    fence::token,
 };
 
 const POOL: u32 = 4;
@@ -19,10 +20,6 @@ tokio::task_local! {
 
 fn resource(n: i64) -> Resource {
     Resource::new(format!("r-{n}")).unwrap()
-}
-
-fn token(token: i64) -> Token {
-    Token::new(token).unwrap()
 }
 
 /// Returns a pool whose hooks run `sql` before and after each use.
@@ -144,30 +141,4 @@ async fn mistaken(fence: &Fence<Postgres>) -> usize {
     });
     let mistaken = join_all(requests).await;
     mistaken.into_iter().map(Result::unwrap).sum()
-}
-
-/// A stale token must be compared with the row of its own resource, and not with a row of the same
-/// name in another schema.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn search_path_is_reset_before_the_next_request() {
-    let db = Postgres::fresh(1).await;
-    db.execute(
-        "CREATE SCHEMA other; \
-         CREATE TABLE other.resources (LIKE tower_fence.resources INCLUDING ALL)",
-    )
-    .await;
-    let fence = Fence::new(pool_with_reset(&db, "RESET search_path").await);
-    let write = async |n, value| {
-        let resource = resource(n);
-        let tx = fence.begin(&resource, token(value), TokenUse::SingleUse);
-        let mut tx = tx.await?;
-        tx.execute("SET search_path = other, public").await.unwrap();
-        tx.commit().await.unwrap();
-        Ok::<_, AdmitError>(())
-    };
-    for n in 0..20 {
-        write(n, 10).await.unwrap();
-        let stale = write(n, 9).await;
-        assert!(matches!(stale, Err(AdmitError::Stale(_))), "{stale:?}");
-    }
 }

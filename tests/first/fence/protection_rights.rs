@@ -309,6 +309,24 @@ fn run(program: &str, url: &str, arguments: &[&str]) -> String {
     printed
 }
 
+/// Dumps a database with these options, and restores the dump in another database.
+async fn restored(db: &Fresh<Postgres>, options: &[&str]) -> Fresh<Postgres> {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump.sql");
+    std::fs::write(&dump, run("pg_dump", &db.url, options)).unwrap();
+    let restored = Postgres::fresh(2).await;
+    restored
+        .execute(
+            "DROP SCHEMA tower_fence, public CASCADE; CREATE SCHEMA public; \
+             GRANT USAGE ON SCHEMA public TO PUBLIC",
+        )
+        .await;
+    let dump = dump.to_str().unwrap();
+    let script = ["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", dump];
+    run("psql", &restored.url, &script);
+    restored
+}
+
 #[tokio::test]
 async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     let db = with_tables().await;
@@ -325,20 +343,7 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     )
     .await
     .unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let dump = folder.path().join("dump.sql");
-    std::fs::write(&dump, run("pg_dump", &db.url, &[])).unwrap();
-
-    let restored = Postgres::fresh(2).await;
-    restored
-        .execute("DROP SCHEMA tower_fence, public CASCADE; CREATE SCHEMA public")
-        .await;
-    let dump = dump.to_str().unwrap();
-    run(
-        "psql",
-        &restored.url,
-        &["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", dump],
-    );
+    let restored = restored(&db, &[]).await;
     let mut copy = restored.pool.acquire().await.unwrap();
     for table in ["whole", "parts", "tower_fence.protected_tables"] {
         assert_eq!(rows(&mut copy, table).await, rows(&mut conn, table).await);
@@ -417,23 +422,7 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
 #[tokio::test]
 async fn a_dump_without_rights_opens_no_function() {
     let db = with_tables().await;
-    let folder = tempfile::tempdir().unwrap();
-    let dump = folder.path().join("dump.sql");
-    let without = ["--no-acl", "--no-owner"];
-    std::fs::write(&dump, run("pg_dump", &db.url, &without)).unwrap();
-    let restored = Postgres::fresh(2).await;
-    restored
-        .execute(
-            "DROP SCHEMA tower_fence, public CASCADE; CREATE SCHEMA public; \
-             GRANT USAGE ON SCHEMA public TO PUBLIC",
-        )
-        .await;
-    let dump = dump.to_str().unwrap();
-    run(
-        "psql",
-        &restored.url,
-        &["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", dump],
-    );
+    let restored = restored(&db, &["--no-acl", "--no-owner"]).await;
     let (stranger, mut conn) = role(&restored).await;
     restored
         .execute(&format!("GRANT USAGE ON SCHEMA tower_fence TO {stranger}"))

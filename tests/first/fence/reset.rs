@@ -8,7 +8,10 @@ use tower_fence::{
     fence::{FenceDatabase, ResetError},
 };
 
-use crate::support::database::{TestDatabase, on_both_databases};
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    fence::{sku, token},
+};
 
 on_both_databases!(
     reset_lowers_the_fence_and_clears_the_cache,
@@ -17,15 +20,6 @@ on_both_databases!(
     exhausted_token_range_is_reported,
     two_leases_never_share_a_token_whatever_their_order,
 );
-
-/// A resource in partition 110.
-fn sku() -> Resource {
-    Resource::new("sku-1").unwrap()
-}
-
-fn token(value: i64) -> Token {
-    Token::new(value).unwrap()
-}
 
 const FORGED: i64 = 999_999_999_000_000;
 

@@ -4,26 +4,22 @@
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::{
     AssertSqlSafe, Postgres,
-    postgres::PgPoolOptions,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions},
 };
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, PgFencedTx, Resource, Token,
-    TokenUse, layer::DatabaseError,
+    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, PgFencedTx, TokenUse,
+    layer::DatabaseError,
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase},
+    fence::{is_stale, sku, token},
+    functions::{self, is_refused},
     http::{Answer, Server},
 };
 
-fn sku() -> Resource {
-    Resource::new("sku-1").unwrap()
-}
-
-async fn begin(fence: &Fence<Postgres>, token: i64) -> Result<FencedTx<Postgres>, AdmitError> {
-    let token = Token::new(token).unwrap();
-    fence.begin(&sku(), token, TokenUse::SingleUse).await
+async fn begin(fence: &Fence<Postgres>, value: i64) -> Result<FencedTx<Postgres>, AdmitError> {
+    fence.begin(&sku(), token(value), TokenUse::SingleUse).await
 }
 
 async fn execute(tx: &mut FencedTx<Postgres>, sql: &'static str) {
@@ -56,7 +52,7 @@ async fn session_with_changed_search_path_refuses_stale_tokens() {
         assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
     }
     fence
-        .raise(&sku(), Token::new(9).unwrap())
+        .raise(&sku(), token(9))
         .await
         .expect("the raise was refused");
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
@@ -89,33 +85,28 @@ async fn a_temporary_table_of_the_same_name_is_not_used() {
 }
 
 #[tokio::test]
-async fn the_tables_may_live_in_any_schema() {
-    let db = Postgres::fresh(1).await;
-    let pool = PgPoolOptions::new().max_connections(2);
-    let pool = pool.connect(&db.url).await.unwrap();
-    let fence = Fence::builder().schema("shop_2").unwrap().build(pool);
+async fn tables_and_functions_may_live_in_any_schema() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence_with(|fence| fence.schema("shop_2").unwrap());
     fence.migrate().await.unwrap();
     begin(&fence, 7).await.unwrap().commit().await.unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
-    let own = "SELECT count(*) FROM shop_2.resources";
-    assert_eq!(db.number(own).await, 1);
-    assert_eq!(
-        db.number("SELECT count(*) FROM tower_fence.resources")
-            .await,
-        0
-    );
-    // A single statement is refused, too.
+    let insert = sqlx::query("INSERT INTO ledger SELECT 1 FROM fence RETURNING entry");
     let written: Vec<(i64,)> = fence
-        .write(
-            &sku(),
-            Token::new(8).unwrap(),
-            TokenUse::SingleUse,
-            sqlx::query("INSERT INTO ledger SELECT 1 FROM fence RETURNING entry"),
-        )
+        .write(&sku(), token(8), TokenUse::SingleUse, insert)
         .await
         .unwrap();
     assert_eq!(written, [(1,)]);
-    fence.pool().close().await;
+    let call = "SELECT shop_2.admit('sku-1', 9)";
+    assert_eq!(db.number(call).await, 9);
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(9));
+    is_stale(fence.raise(&sku(), token(9)).await, 9, 9);
+    let mut conn = db.pool.acquire().await.unwrap();
+    is_refused(functions::execute(&mut conn, call).await, "TF412");
+    drop(conn);
+    let own = "SELECT count(*) FROM shop_2.resources";
+    assert_eq!(db.number(own).await, 1);
+    let others = "SELECT count(*) FROM tower_fence.resources";
+    assert_eq!(db.number(others).await, 0);
 }
 
 /// A schema of SQLite is an attached file. Another fence is in the main file.
@@ -136,24 +127,13 @@ async fn tables_may_live_in_an_attached_file() {
         .unwrap();
     let main = Fence::builder().build(pool.clone());
     let shop = Fence::builder().schema("shop").unwrap().build(pool);
-    for (fence, token) in [(&main, 7), (&shop, 9)] {
+    for (fence, value) in [(&main, 7), (&shop, 9)] {
         fence.migrate().await.unwrap();
-        let token = Token::new(token).unwrap();
-        let tx = fence.begin(&sku(), token, TokenUse::SingleUse).await;
+        let tx = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
         tx.unwrap().commit().await.unwrap();
     }
     assert_eq!(main.inspect(&sku()).await.unwrap(), Some(7));
     assert_eq!(shop.inspect(&sku()).await.unwrap(), Some(9));
-}
-
-#[tokio::test]
-async fn without_tables_the_error_says_what_to_do() {
-    let db = Postgres::fresh(1).await;
-    db.execute("DROP TABLE tower_fence.resources").await;
-    let Err(AdmitError::NotMigrated(cause)) = begin(&db.fence(), 7).await else {
-        panic!("admitted without a table");
-    };
-    assert!(cause.to_string().contains("Fence::migrate"), "{cause}");
 }
 
 #[tokio::test]

@@ -15,13 +15,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, TokenUse,
     fence::WriteError, layer::PendingWrite,
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
+    fence::token,
     http::{Answer, Server},
 };
 
@@ -58,10 +59,6 @@ async fn with_numbers() -> Fresh<Postgres> {
 
 fn resource() -> Resource {
     Resource::new("r").unwrap()
-}
-
-fn token(token: i64) -> Token {
-    Token::new(token).unwrap()
 }
 
 /// Writes with a reusable token, so `max_token` stays the same.
