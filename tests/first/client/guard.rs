@@ -19,7 +19,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::sku,
+    lease::{is_lost, is_unavailable, sku},
     soon,
 };
 
@@ -76,6 +76,19 @@ impl Moody {
 
     fn renewals(&self) -> u64 {
         self.mood.renewals.load(Relaxed)
+    }
+
+    /// Waits until another renewal is sent.
+    async fn next_renewal(&self) {
+        let before = self.renewals();
+        eventually("a renewal is sent", async || self.renewals() > before).await;
+    }
+
+    async fn is_free_soon(&self) {
+        soon("the lease is released", async || {
+            self.inspect(&sku()).await.unwrap().is_none()
+        })
+        .await;
     }
 }
 
@@ -189,10 +202,7 @@ async fn lease_whose_answer_was_lost_is_released_after_a_refusal() {
         ),
         "{refused:?}"
     );
-    soon("the lease is released", async || {
-        store.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    store.is_free_soon().await;
 }
 
 #[tokio::test]
@@ -217,17 +227,14 @@ async fn no_renewal_outlives_its_guard() {
     store.mood.release_fails.store(true, Relaxed);
     for end in 0..3 {
         let lease = store.holder(300).acquire("sku-1").await.unwrap();
-        let before = store.renewals();
-        eventually("the lease is renewed", async || store.renewals() > before).await;
+        store.next_renewal().await;
         match end {
             0 => drop(lease),
-            1 => lease.release().await.unwrap_err_into(),
-            _ => drop(
-                lease
-                    .run(async { drop(lease.lost()) })
-                    .await
-                    .map(|()| lease),
-            ),
+            1 => is_unavailable(lease.release().await),
+            _ => {
+                _ = lease.run(async { drop(lease.lost()) }).await;
+                drop(lease);
+            }
         }
         // One renewal may be in progress.
         sleep(Duration::from_millis(20)).await;
@@ -241,26 +248,12 @@ async fn no_renewal_outlives_its_guard() {
     }
 }
 
-trait Refused {
-    fn unwrap_err_into(self);
-}
-
-impl Refused for Result<(), LeaseError> {
-    fn unwrap_err_into(self) {
-        assert!(matches!(self, Err(LeaseError::Unavailable(_))), "{self:?}");
-    }
-}
-
 #[tokio::test]
 async fn slow_answer_does_not_restore_an_older_token() {
     let store = Moody::new().await;
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 750);
-    let before = store.renewals();
-    eventually("a renewal is in progress", async || {
-        store.renewals() > before
-    })
-    .await;
+    store.next_renewal().await;
     let newest = lease.renew_with_new_token().await.unwrap().token;
     sleep(Duration::from_millis(1_200)).await;
     assert_eq!(lease.token(), newest);
@@ -273,11 +266,7 @@ async fn slow_answer_does_not_extend_a_shortened_lease() {
     let store = Moody::new().await;
     let lease = store.holder(900).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 250);
-    let before = store.renewals();
-    eventually("a renewal is in progress", async || {
-        store.renewals() > before
-    })
-    .await;
+    store.next_renewal().await;
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(400));
     lease.renew_with_new_token().await.unwrap();
     store.mood.away.store(true, Relaxed);
@@ -307,11 +296,7 @@ async fn loss_is_permanent() {
     let store = Moody::new().await;
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 100);
-    let before = store.renewals();
-    eventually("a renewal is in progress", async || {
-        store.renewals() > before
-    })
-    .await;
+    store.next_renewal().await;
     std::thread::sleep(Duration::from_millis(320));
     let first = lease.check().unwrap_err();
     assert!(matches!(first, Loss::Expired { .. }), "{first:?}");
@@ -329,11 +314,8 @@ async fn shorter_ttl_of_the_store_is_respected() {
     let store = Moody::new().await;
     let lease = store.holder(3_000).acquire("sku-1").await.unwrap();
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(900));
-    let before = store.renewals();
-    eventually("the lease is renewed", async || {
-        store.renewals() > before + 1
-    })
-    .await;
+    store.next_renewal().await;
+    store.next_renewal().await;
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(2_000) {
         lease.check().unwrap();
@@ -382,11 +364,7 @@ async fn release_executed_twice_is_not_a_loss() {
     // If another client has broken the lease before the release, the lease is reported as lost.
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     store.store.break_lease(&sku(), None).await.unwrap();
-    let released = lease.release().await;
-    assert!(
-        matches!(released, Err(LeaseError::Lost { .. })),
-        "{released:?}"
-    );
+    is_lost(lease.release().await);
 }
 
 #[tokio::test]
@@ -405,10 +383,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     drop(store.holder(30_000).acquire("sku-1").await.unwrap());
     sleep(Duration::from_millis(200)).await;
     store.mood.release_fails.store(false, Relaxed);
-    soon("the lease is released", async || {
-        store.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    store.is_free_soon().await;
 
     store.mood.release_fails.store(true, Relaxed);
     let lease = store.holder(500).acquire("sku-1").await.unwrap();
@@ -416,10 +391,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     let released = timeout(Duration::from_secs(10), lease.release()).await;
     let released = released.expect("the release is retried forever");
     assert!(began.elapsed() >= Duration::from_millis(500));
-    assert!(
-        matches!(released, Err(LeaseError::Unavailable(_))),
-        "{released:?}"
-    );
+    is_unavailable(released);
 }
 
 /// The store has executed renewals without an answer, so the lease lasts longer in the store than
@@ -449,10 +421,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
     std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(Box::new(lease))))
         .join()
         .unwrap();
-    soon("the lease is released", async || {
-        store.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    store.is_free_soon().await;
 
     // The runtime of the guard has shut down, and another one is running.
     let holder = store.holder(30_000);
@@ -461,10 +430,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
         runtime.block_on(holder.acquire("sku-1")).unwrap()
     });
     drop(lease.join().unwrap());
-    soon("the lease is released", async || {
-        store.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    store.is_free_soon().await;
 }
 
 /// While the new token is requested, the lease is renewed as usual.
@@ -481,11 +447,7 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
     store.mood.new_tokens_fail.store(u64::MAX, Relaxed);
     let limit = Duration::from_secs(10);
     let refused = timeout(limit, lease.renew_with_new_token()).await;
-    let refused = refused.expect("the renewal does not end");
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(refused.expect("the renewal does not end"));
     // There are pauses between the requests.
     let requests = store.mood.new_tokens.load(Relaxed);
     assert!((6..500).contains(&requests), "{requests}");
@@ -495,11 +457,7 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
     store.mood.new_tokens_fail.store(0, Relaxed);
     set(&store.mood.new_token_late, 60_000);
     let refused = timeout(limit, lease.renew_with_new_token()).await;
-    let refused = refused.expect("the renewal does not end");
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(refused.expect("the renewal does not end"));
     soon("a renewal shows the new token", async || {
         lease.token() > second.token && lease.check().is_ok()
     })

@@ -24,7 +24,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     http::Server,
-    lease::sku,
+    lease::{is_lost, sku},
     proxy::Link,
     soon,
 };
@@ -58,11 +58,7 @@ async fn next_write_carries_the_new_token() {
     );
 
     issued.store.break_lease(&sku(), None).await.unwrap();
-    let refused = lease.renew_with_new_token().await;
-    assert!(
-        matches!(refused, Err(LeaseError::Lost { .. })),
-        "{refused:?}"
-    );
+    is_lost(lease.renew_with_new_token().await);
     assert!(matches!(lease.check(), Err(Loss::Refused { .. })));
 }
 

@@ -34,7 +34,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     http::{Answer, Server},
-    lease::{LONG, grant, sku},
+    lease::{LONG, grant, granted, is_held, sku, wait},
 };
 
 #[track_caller]
@@ -443,40 +443,28 @@ async fn error_names_the_limits_of_the_issuer() {
 #[tokio::test]
 async fn too_many_waiters_are_refused_over_http() {
     let db = Sqlite::fresh(2).await;
-    {
-        let store = MemoryLeases::new(db.fence()).max_waiters(1);
-        let server = Server::start(issuer::router(store.clone())).await;
-        let leases = HttpLeases::new(&server.url("/")).unwrap();
-        let first = grant(&leases, &sku(), LONG).await;
-        let waiting = tokio::spawn({
-            let leases = leases.clone();
-            async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
-        });
-        eventually("the waiter is in the queue", async || {
-            let held = leases.inspect(&sku()).await.unwrap();
-            held.is_some_and(|held| held.waiters == 1)
-        })
-        .await;
-        let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
-        assert!(
-            matches!(&refused, Err(LeaseError::TooManyWaiters { resource }) if *resource == sku()),
-            "{refused:?}"
-        );
-        let request = server.post("/sku-1").json(&json!({ "wait_ms": 1_000 }));
-        let answer = Answer::to(request).await;
-        let problem = answer.is_problem(503, "too-many-waiters");
-        assert_eq!(problem["resource"], "sku-1");
-        assert_eq!(answer.headers["retry-after"], "1");
-        // A request without a wait is refused because the lease is held, and a free lease is
-        // granted.
-        let unwilling = leases.acquire(&sku(), Acquire::new(LONG)).await;
-        assert!(matches!(unwilling, Err(LeaseError::Held { .. })));
-        let other = Resource::new("sku-2").unwrap();
-        let request = Acquire::new(LONG).wait(LONG);
-        leases.acquire(&other, request).await.unwrap();
-        leases.release(&sku(), &first.id).await.unwrap();
-        waiting.await.unwrap().unwrap();
-    }
+    let store = MemoryLeases::new(db.fence()).max_waiters(1);
+    let server = Server::start(issuer::router(store.clone())).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+    assert!(
+        matches!(&refused, Err(LeaseError::TooManyWaiters { resource }) if *resource == sku()),
+        "{refused:?}"
+    );
+    let request = server.post("/sku-1").json(&json!({ "wait_ms": 1_000 }));
+    let answer = Answer::to(request).await;
+    let problem = answer.is_problem(503, "too-many-waiters");
+    assert_eq!(problem["resource"], "sku-1");
+    assert_eq!(answer.headers["retry-after"], "1");
+    // A request without a wait is refused because the lease is held, and a free lease is granted.
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    let other = Resource::new("sku-2").unwrap();
+    let request = Acquire::new(LONG).wait(LONG);
+    leases.acquire(&other, request).await.unwrap();
+    leases.release(&sku(), &first.id).await.unwrap();
+    granted(waiting).await;
 }
 
 /// An issuer serves its OpenAPI document at the path of this resource.
@@ -488,8 +476,7 @@ async fn lease_with_the_name_of_the_document_is_inspected() {
     let server = Server::start(issuer.serve_openapi(document).router()).await;
     let leases = HttpLeases::new(&server.url("/")).unwrap();
     let resource = Resource::new("openapi.json").unwrap();
-    let lease = Acquire::new(Duration::from_secs(60));
-    let lease = leases.acquire(&resource, lease).await.unwrap();
+    let lease = grant(&leases, &resource, LONG).await;
     let held = leases.inspect(&resource).await.unwrap().unwrap();
     assert_eq!(held.token, lease.token);
     leases.release(&resource, &lease.id).await.unwrap();
