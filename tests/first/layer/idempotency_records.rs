@@ -13,7 +13,6 @@ use crate::support::{
 
 on_both_databases!(
     a_failure_leaves_no_record,
-    a_stale_token_leaves_no_record,
     response_that_cannot_be_stored_rolls_back_the_write,
     a_record_without_a_response_is_final,
     an_expired_key_is_new_and_the_token_still_counts,
@@ -34,15 +33,6 @@ async fn a_failure_leaves_no_record<DB: TestDatabase>() {
     }
     is_call(&write(&server, "/a/add", 5, "k").await, 3, false);
     is_call(&write(&server, "/a/add", 5, "k").await, 3, true);
-}
-
-async fn a_stale_token_leaves_no_record<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let server = start(&db).await;
-    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
-    let stale = write(&server, "/a/add", 5, "new").await;
-    stale.is_problem(412, "stale-token");
-    is_call(&write(&server, "/a/add", 6, "new").await, 2, false);
 }
 
 async fn response_that_cannot_be_stored_rolls_back_the_write<DB: TestDatabase>() {

@@ -18,8 +18,9 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use reqwest::RequestBuilder;
 use tokio::sync::Semaphore;
-use tower_fence::{CommitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource};
+use tower_fence::{CommitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam};
 
+pub use super::handlers::max_token;
 use crate::support::{
     database::{Fresh, TestDatabase},
     http::{Answer, Server},
@@ -146,11 +147,6 @@ pub fn is_call(answer: &Answer, call: u64, replayed: bool) {
     let expected = replayed.then_some("true");
     let replayed = answer.headers.get("idempotent-replayed");
     assert_eq!(replayed.map(|value| value.to_str().unwrap()), expected);
-}
-
-pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
-    let a = Resource::new("a").unwrap();
-    db.fence().inspect(&a).await.unwrap()
 }
 
 pub async fn records<DB: TestDatabase>(db: &Fresh<DB>) -> i64 {

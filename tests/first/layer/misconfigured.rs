@@ -121,13 +121,8 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
 
 #[tokio::test]
 async fn missing_rights_and_tables_are_500_and_logged() {
-    let log = Log::default();
-    let to_log = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_writer(move || to_log.clone());
     // The whole test runs in this thread.
-    let _guard = tracing::subscriber::set_default(subscriber.finish());
+    let (log, _guard) = Log::of_this_thread();
     let mut others = vec![];
     for (fault, misconfigured, named) in FAULTS {
         let (db, role, pool) = with_role().await;

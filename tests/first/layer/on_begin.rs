@@ -5,9 +5,8 @@ use std::{future::pending, time::Duration};
 
 use axum::{
     Router,
-    extract::Path,
-    http::{HeaderName, StatusCode, request::Parts},
-    routing::{get, post},
+    http::{HeaderName, request::Parts},
+    routing::post,
 };
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::time::sleep;
@@ -87,43 +86,36 @@ async fn swallow(pending: PgPendingWrite) -> &'static str {
     "all is well"
 }
 
+/// Returns a route for each mode of this layer.
+fn modes(layer: FenceLayer<Postgres, PathParam>) -> Router {
+    let keys = Idempotency::optional();
+    let (reusable, keyed) = (
+        layer.clone().reusable(),
+        layer.clone().idempotent(keys.clone()),
+    );
+    let deferred = layer.clone().deferred();
+    let deferred_keys = deferred.clone().idempotent(keys);
+    Router::new()
+        .route("/{r}/once", post(write).route_layer(layer))
+        .route("/{r}/reusable", post(write).route_layer(reusable))
+        .route("/{r}/keys", post(write).route_layer(keyed))
+        .route("/{r}/begin", post(begin).route_layer(deferred.clone()))
+        .route("/{r}/at-once", post(at_once).route_layer(deferred.clone()))
+        .route("/{r}/swallow", post(swallow).route_layer(deferred))
+        .route(
+            "/{r}/deferred-keys",
+            post(at_once).route_layer(deferred_keys),
+        )
+}
+
 async fn start(db: &Fresh<Postgres>) -> Server {
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_secs(2)));
     let layer = FenceLayer::new(fence.clone(), PathParam("r"))
         .on_begin(|parts, conn| Box::pin(become_tenant(parts, conn)));
     let both = FenceLayer::new(fence, [PathParam("r"), PathParam("s")])
         .on_begin(|parts, conn| Box::pin(become_tenant(parts, conn)));
-    let keys = Idempotency::optional();
-    let app = Router::new()
-        .route("/{r}/once", post(write).get(|| async { "read" }))
-        .route_layer(layer.clone())
-        .route(
-            "/{r}/reusable",
-            post(write).route_layer(layer.clone().reusable()),
-        )
-        .route(
-            "/{r}/keys",
-            post(write).route_layer(layer.clone().idempotent(keys.clone())),
-        )
-        .route(
-            "/{r}/begin",
-            post(begin).route_layer(layer.clone().deferred()),
-        )
-        .route(
-            "/{r}/at-once",
-            post(at_once).route_layer(layer.clone().deferred()),
-        )
-        .route(
-            "/{r}/swallow",
-            post(swallow).route_layer(layer.clone().deferred()),
-        )
-        .route(
-            "/{r}/deferred-keys",
-            post(at_once).route_layer(layer.deferred().idempotent(keys)),
-        )
-        .route("/{r}/and/{s}", post(write).route_layer(both))
-        .route("/{r}/bare", get(|Path(r): Path<String>| async { r }));
-    Server::start(app).await
+    let both = post(write).route_layer(both);
+    Server::start(modes(layer).route("/{r}/and/{s}", both)).await
 }
 
 const MODES: [&str; 7] = [
@@ -206,31 +198,11 @@ async fn a_hook_that_hangs_has_one_answer() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let layer = FenceLayer::new(fence, PathParam("r")).on_begin(|_, _| Box::pin(pending()));
-    {
-        let keys = Idempotency::required();
-        let app = Router::new()
-            .route("/{r}/once", post(|| async { StatusCode::OK }))
-            .route_layer(layer.clone())
-            .route(
-                "/{r}/keys",
-                post(|| async { StatusCode::OK }).route_layer(layer.clone().idempotent(keys)),
-            )
-            .route(
-                "/{r}/begin",
-                post(begin).route_layer(layer.clone().deferred()),
-            )
-            .route(
-                "/{r}/at-once",
-                post(at_once).route_layer(layer.clone().deferred()),
-            )
-            .route("/{r}/swallow", post(swallow).route_layer(layer.deferred()));
-        let server = Server::start(app).await;
-        for mode in ["once", "keys", "begin", "at-once", "swallow"] {
-            let path = format!("/r-{mode}/{mode}");
-            let answer = send(&server, &path, "5", 5, None).await;
-            assert_eq!(answer.status, 503, "{mode}: {answer:?}");
-            answer.is_problem(503, "handler-timeout");
-        }
+    let server = Server::start(modes(layer)).await;
+    for mode in ["once", "keys", "begin", "at-once", "swallow"] {
+        let path = format!("/r-{mode}/{mode}");
+        let answer = send(&server, &path, "5", 5, None).await;
+        answer.is_problem(503, "handler-timeout");
     }
 }
 

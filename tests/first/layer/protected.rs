@@ -16,6 +16,7 @@ use tower_fence::{
     FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite,
     layer::{DatabaseError, Refusal},
 };
+use tracing::subscriber::{DefaultGuard, set_default};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -200,6 +201,16 @@ impl io::Write for Log {
 }
 
 impl Log {
+    /// Collects the log of this thread until the guard is dropped.
+    pub fn of_this_thread() -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let to_log = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || to_log.clone());
+        (log, set_default(subscriber.finish()))
+    }
+
     pub fn take(&self) -> String {
         String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
     }
@@ -208,13 +219,8 @@ impl Log {
 #[tokio::test]
 async fn unadmitted_write_is_refused_and_named_only_in_the_log() {
     let db = with_stock().await;
-    let log = Log::default();
-    let to_log = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_writer(move || to_log.clone());
     // The whole test runs in this thread.
-    let _guard = tracing::subscriber::set_default(subscriber.finish());
+    let (log, _guard) = Log::of_this_thread();
     let server = start(&db, Writes("others")).await;
     for (token, route) in (1..).zip(ROUTES.into_iter().chain(ROUTES)) {
         log.take();

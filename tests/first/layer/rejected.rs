@@ -9,9 +9,10 @@ use axum::{
 };
 use serde::Deserialize;
 use tower_fence::{
-    FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite, Resource, Token, fence::WriteError,
+    FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite, Token, fence::WriteError,
 };
 
+use super::handlers::max_token;
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     http::{Answer, Server},
@@ -105,11 +106,6 @@ async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
         .nest("/reusable", routes(layer.clone().reusable()))
         .nest("/keys", routes(keys()));
     Server::start(app).await
-}
-
-async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
-    let a = Resource::new("a").unwrap();
-    db.fence().inspect(&a).await.unwrap()
 }
 
 async fn rejected_write_does_not_raise_the_fence<DB: TestDatabase>() {

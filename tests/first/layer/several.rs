@@ -13,12 +13,15 @@ use futures_util::{StreamExt, stream};
 use sqlx::{PgConnection, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
     AdmitError, Admitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam, PgFencedTx,
-    Resource, Token, TokenUse, layer::Refusal,
+    Resource, TokenUse, layer::Refusal,
 };
 
-use crate::support::{
-    database::{Fresh, TestDatabase, on_both_databases},
-    http::{Answer, Server},
+use crate::{
+    contract::{resource, token},
+    support::{
+        database::{Fresh, TestDatabase, on_both_databases},
+        http::{Answer, Server},
+    },
 };
 
 on_both_databases!(
@@ -32,14 +35,6 @@ on_both_databases!(
 );
 
 const BOTH: [PathParam; 2] = [PathParam("from"), PathParam("to")];
-
-fn resource(name: &str) -> Resource {
-    Resource::new(name).unwrap()
-}
-
-fn token(value: i64) -> Token {
-    Token::new(value).unwrap()
-}
 
 /// Returns the header value with tokens for `a` and `b`.
 fn field(a: i64, b: i64) -> String {

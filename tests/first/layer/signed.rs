@@ -25,9 +25,12 @@ use tower_fence::{
     token_keys::Forged,
 };
 
-use crate::support::{
-    database::{Fresh, TestDatabase, on_both_databases},
-    http::{Answer, Server},
+use crate::{
+    contract::resource,
+    support::{
+        database::{Fresh, TestDatabase, on_both_databases},
+        http::{Answer, Server},
+    },
 };
 
 on_both_databases!(
@@ -41,10 +44,6 @@ const LAST: i64 = Token::MAX.get();
 
 fn keys(id: &str) -> TokenKeys {
     TokenKeys::new([TokenKey::random(id).unwrap()]).unwrap()
-}
-
-fn resource(name: &str) -> Resource {
-    Resource::new(name).unwrap()
 }
 
 fn signed(keys: &TokenKeys, name: &str, token: i64) -> String {
