@@ -293,35 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_one_list() {
-        assert_eq!(
-            parse(["1, 2", "3"]).unwrap(),
-            [token(1), token(2), token(3)]
-        );
-        assert_eq!(parse::<&str>([]).unwrap(), []);
-        assert_eq!(parse([""]).unwrap(), []);
-    }
-
-    #[test]
-    fn known_parameters_are_kept_and_unknown_ones_ignored() {
-        let field = r#"42;resource="sku-1";key="k1";mac=:AQI=:;since=7"#;
-        let expected = token(42)
-            .with_resource(Resource::new("sku-1").unwrap())
-            .with_key(KeyId::new("k1").unwrap())
-            .with_mac(vec![1, 2]);
-        assert_eq!(parse([field]).unwrap(), std::slice::from_ref(&expected));
-        assert!(
-            !format!("{expected:?}").contains("[1, 2]"),
-            "a MAC is not shown"
-        );
-    }
-
-    #[test]
-    fn non_ascii_name_is_sent_as_a_display_string() {
-        let named = token(1).with_resource(Resource::new("café").unwrap());
-        assert_eq!(named.to_string(), r#"1;resource=%"caf%c3%a9""#);
-        assert_eq!(named.to_string().parse::<FencingToken>().unwrap(), named);
-        assert_eq!(parse([named.to_string()]).unwrap(), [named]);
+    fn a_mac_is_not_shown() {
+        let signed = token(42).with_mac(vec![1, 2]);
+        assert!(!format!("{signed:?}").contains("[1, 2]"));
     }
 
     #[test]

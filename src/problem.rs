@@ -277,27 +277,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_types_share_a_name() {
-        let mut names: Vec<_> = ProblemType::ALL.iter().map(|kind| kind.name()).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), ProblemType::ALL.len());
-    }
-
-    #[cfg(feature = "_axum")]
-    #[test]
-    fn each_type_is_explained_under_its_name() {
-        let headings = include_str!("problem.md").lines();
-        let mut explained: Vec<_> = headings
-            .filter_map(|line| line.strip_prefix("## "))
-            .collect();
-        let mut names: Vec<_> = ProblemType::ALL.iter().map(|kind| kind.name()).collect();
-        explained.sort_unstable();
-        names.sort_unstable();
-        assert_eq!(explained, names);
-    }
-
-    #[test]
     fn retry_after_is_rounded_up_to_whole_seconds() {
         for (millis, seconds) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
             let response = Problem::new(ProblemType::FenceBusy)

@@ -221,8 +221,6 @@ pub enum InvalidResource {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
@@ -234,25 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn a_zxid_is_a_token_up_to_leader_epoch_232830() {
-        const LAST: i64 = 232_830;
-        for (epoch, counter) in [
-            (0, 1),
-            (1, 0),
-            (1, 4),
-            (LAST - 1, u32::MAX),
-            (LAST, 2_764_472_319),
-        ] {
-            let zxid = (epoch << 32) | i64::from(counter);
-            assert_eq!(Token::from_zxid(zxid).map(Token::get), Ok(zxid));
-        }
-        for (epoch, counter) in [
-            (0, 0_u32),
-            (LAST, 2_764_472_320),
-            (LAST + 1, 0),
-            (1 << 31, 0),
-        ] {
-            let zxid = (epoch << 32) | i64::from(counter);
+    fn a_refused_zxid_is_named_with_its_leader_epoch() {
+        for (epoch, counter) in [(0, 0), (232_830, 2_764_472_320), (1 << 31, 0)] {
+            let zxid = (epoch << 32) | counter;
             let refused = Token::from_zxid(zxid).unwrap_err();
             assert_eq!(refused.zxid, zxid);
             let text = refused.to_string();
@@ -292,13 +274,5 @@ mod tests {
                 .as_str(),
             "sku-1"
         );
-    }
-
-    proptest! {
-        #[test]
-        fn valid_resources_match_the_rule(text in "\\PC{0,90}|[\\x00-\\x20a-c]{0,4}") {
-            let valid = (1..=255).contains(&text.len()) && !text.chars().any(char::is_control);
-            prop_assert_eq!(Resource::new(&text).is_ok(), valid);
-        }
     }
 }
