@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Postgres;
-use tokio::time::sleep;
+use tokio::{task::JoinHandle, time::sleep};
 use tower_fence::{
     AdmitError, Resource, TokenUse,
     announce::{Announce, LeaseDigest},
@@ -86,6 +86,12 @@ async fn resources_are_independent<DB: TestDatabase>() {
     }
 }
 
+/// Checks that a request waits for the row lock.
+pub async fn must_wait<T>(request: &JoinHandle<T>) {
+    sleep(Duration::from_millis(100)).await;
+    assert!(!request.is_finished(), "the request does not wait");
+}
+
 async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
@@ -95,11 +101,7 @@ async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatab
         let fence = fence.clone();
         async move { write(&fence, 4).await }
     });
-    sleep(Duration::from_millis(100)).await;
-    assert!(
-        !waiting.is_finished(),
-        "the request must wait for the row lock"
-    );
+    must_wait(&waiting).await;
     first.commit().await.unwrap();
     is_stale(waiting.await.unwrap(), 4, 5);
 
@@ -108,11 +110,7 @@ async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatab
         let fence = fence.clone();
         async move { write(&fence, 7).await }
     });
-    sleep(Duration::from_millis(100)).await;
-    assert!(
-        !waiting.is_finished(),
-        "the request must wait for the row lock"
-    );
+    must_wait(&waiting).await;
     drop(second);
     waiting.await.unwrap().unwrap();
 }

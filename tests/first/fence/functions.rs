@@ -1,11 +1,9 @@
 //! The fence as functions in Postgres: which calls wait for each other, and objects that could
 //! mislead them.
 
-use std::time::Duration;
-
 use sqlx::{Acquire, Connection, PgConnection, Postgres};
-use tokio::time::sleep;
 
+use super::admission::must_wait;
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, sku, write},
@@ -36,11 +34,7 @@ async fn waiting_admission_is_checked_against_its_predecessors_commit() {
                     admit(&mut conn, "sku-1", first - 1).await
                 }
             });
-            sleep(Duration::from_millis(100)).await;
-            assert!(
-                !waiting.is_finished(),
-                "the request must wait for the row lock"
-            );
+            must_wait(&waiting).await;
             if commits {
                 holder.commit().await.unwrap();
                 let refused = is_refused(waiting.await.unwrap(), "TF412");
@@ -63,11 +57,7 @@ async fn functions_and_the_fence_wait_for_each_other() {
         let fence = fence.clone();
         async move { write(&fence, 4).await }
     });
-    sleep(Duration::from_millis(100)).await;
-    assert!(
-        !waiting.is_finished(),
-        "the request must wait for the row lock"
-    );
+    must_wait(&waiting).await;
     holder.commit().await.unwrap();
     is_stale(waiting.await.unwrap(), 4, 5);
 
@@ -76,11 +66,7 @@ async fn functions_and_the_fence_wait_for_each_other() {
         let pool = db.pool.clone();
         async move { raise(&mut pool.acquire().await.unwrap(), "sku-1", 7).await }
     });
-    sleep(Duration::from_millis(100)).await;
-    assert!(
-        !waiting.is_finished(),
-        "the request must wait for the row lock"
-    );
+    must_wait(&waiting).await;
     holder.commit().await.unwrap();
     is_refused(waiting.await.unwrap(), "TF412");
 }

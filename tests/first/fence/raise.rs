@@ -1,9 +1,6 @@
 //! Raising the fence without a write, on both databases.
 
-use std::time::Duration;
-
-use tokio::time::sleep;
-
+use super::admission::must_wait;
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     fence::{begin, sku, token},
@@ -19,11 +16,7 @@ async fn raising_waits_for_a_write_in_flight<DB: TestDatabase>() {
         let fence = fence.clone();
         async move { fence.raise(&sku(), token(9)).await }
     });
-    sleep(Duration::from_millis(100)).await;
-    assert!(
-        !raising.is_finished(),
-        "the raise must wait for the pending write"
-    );
+    must_wait(&raising).await;
     tx.commit().await.unwrap();
     raising.await.unwrap().unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));

@@ -2,12 +2,12 @@
 
 use axum::{Router, routing::post};
 use serde_json::json;
-use sqlx::{Postgres, postgres::PgPoolOptions};
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower_fence::{Fence, FenceLayer, PathParam, issuer, lease::PostgresLeases};
 
 use crate::support::{
     PATIENCE,
-    database::TestDatabase,
+    database::{Fresh, TestDatabase},
     eventually,
     http::{Answer, Server},
 };
@@ -15,15 +15,25 @@ use crate::support::{
 /// The number of connections in the pool. All were opened while the database was read-only.
 const CONNECTIONS: u32 = 8;
 
-async fn read_only_sessions_are_replaced(reuse: bool) {
+/// Sets or resets `default_transaction_read_only` for later sessions.
+async fn later_sessions(db: &Fresh<Postgres>, change: &str) {
+    let name = db.url.rsplit('/').next().unwrap();
+    db.execute(&format!("ALTER DATABASE {name} {change}")).await;
+}
+
+/// Returns a database whose later sessions are read-only, and a pool of such sessions.
+async fn read_only_sessions() -> (Fresh<Postgres>, PgPool) {
     let db = Postgres::fresh(2).await;
-    let name = db.url.rsplit('/').next().unwrap().to_owned();
-    let set = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
-    db.execute(&set).await;
+    later_sessions(&db, "SET default_transaction_read_only = on").await;
     let options = PgPoolOptions::new()
         .min_connections(CONNECTIONS)
         .max_connections(CONNECTIONS);
     let pool = options.connect(&db.url).await.unwrap();
+    (db, pool)
+}
+
+async fn read_only_sessions_are_replaced(reuse: bool) {
+    let (db, pool) = read_only_sessions().await;
     let open_all = async || {
         let all = (0..CONNECTIONS).map(|_| pool.acquire());
         drop(futures_util::future::try_join_all(all).await.unwrap());
@@ -47,8 +57,7 @@ async fn read_only_sessions_are_replaced(reuse: bool) {
         grant(token).await.is_problem(503, "store-unavailable");
     }
     open_all().await;
-    let reset = format!("ALTER DATABASE {name} RESET default_transaction_read_only");
-    db.execute(&reset).await;
+    later_sessions(&db, "RESET default_transaction_read_only").await;
     let mut refused = 0;
     for token in 10..10 + 2 * i64::from(CONNECTIONS) {
         for answer in [write(token).await, grant(token).await] {
@@ -72,20 +81,12 @@ async fn read_only_sessions_are_not_reused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
-    let db = Postgres::fresh(2).await;
-    let name = db.url.rsplit('/').next().unwrap().to_owned();
-    let set = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
-    db.execute(&set).await;
-    let options = PgPoolOptions::new()
-        .min_connections(CONNECTIONS)
-        .max_connections(CONNECTIONS);
-    let pool = options.connect(&db.url).await.unwrap();
+    let (db, pool) = read_only_sessions().await;
     eventually("all connections are open", async || {
         pool.num_idle() == CONNECTIONS as usize
     })
     .await;
-    let reset = format!("ALTER DATABASE {name} RESET default_transaction_read_only");
-    db.execute(&reset).await;
+    later_sessions(&db, "RESET default_transaction_read_only").await;
     let app = Router::new()
         .route("/{r}", post(|| async {}))
         .route_layer(FenceLayer::new(

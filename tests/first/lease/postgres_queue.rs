@@ -7,10 +7,13 @@ use sqlx::{
     Executor, Postgres,
     postgres::{PgListener, PgPoolOptions},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 use tower_fence::{
     Fence, Resource,
-    lease::{Acquire, LeaseError, Leases, PostgresLeases},
+    lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases},
 };
 
 use crate::support::{
@@ -28,6 +31,21 @@ use crate::support::{
 async fn other_process(db: &Fresh<Postgres>) -> PostgresLeases {
     let pool = PgPoolOptions::new().max_connections(3);
     PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))
+}
+
+/// Registers the listener 7, like a process that serves waiters.
+async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
+    let mut listener = PgListener::connect(&db.url).await.unwrap();
+    let register = "SELECT tower_fence.lease_listen(7)";
+    listener.execute(register).await.unwrap();
+    listener.listen("tower_fence_7").await.unwrap();
+    listener
+}
+
+/// Requests the lease, and does not wait until the request is in the queue.
+fn asks(leases: &PostgresLeases) -> JoinHandle<Result<Lease, LeaseError>> {
+    let leases = leases.clone();
+    tokio::spawn(async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await })
 }
 
 /// Queues waiters in a runtime that ends immediately. Its connections end with it, and its waiters
@@ -56,12 +74,7 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &first.id).await.unwrap();
-    let mut alive = PgListener::connect(&db.url).await.unwrap();
-    alive
-        .execute("SELECT tower_fence.lease_listen(7)")
-        .await
-        .unwrap();
-    alive.listen("tower_fence_7").await.unwrap();
+    let mut alive = listener_7(&db).await;
     db.execute(
         "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
              ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 8), ('sku-1', 3, 3, 'c', 7)",
@@ -88,11 +101,7 @@ async fn listener_that_registers_during_a_sweep_is_kept() {
         .await
         .unwrap();
     assert_eq!(removed, 0, "the queues have no row");
-    let mut alive = PgListener::connect(&db.url).await.unwrap();
-    alive
-        .execute("SELECT tower_fence.lease_listen(7)")
-        .await
-        .unwrap();
+    let _alive = listener_7(&db).await;
     sqlx::raw_sql("SELECT tower_fence.lease_sweep()")
         .execute(&mut *sweep)
         .await
@@ -109,12 +118,7 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
     let leases = PostgresLeases::new(db.fence());
     listen(&leases).await;
     grant(&leases, &sku(), Duration::from_millis(1)).await;
-    let mut alive = PgListener::connect(&db.url).await.unwrap();
-    alive
-        .execute("SELECT tower_fence.lease_listen(7)")
-        .await
-        .unwrap();
-    alive.listen("tower_fence_7").await.unwrap();
+    let mut alive = listener_7(&db).await;
     db.execute(
         "INSERT INTO tower_fence.queues (resource) VALUES ('sku-1') ON CONFLICT DO NOTHING; \
          INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
@@ -182,11 +186,7 @@ async fn waiter_without_notifications_polls_until_its_timeout() {
         matches!(refused, Err(LeaseError::Misconfigured(_))),
         "{refused:?}"
     );
-    let other = leases.clone();
-    let waiting = tokio::spawn(async move {
-        let request = Acquire::new(LONG).wait(LONG);
-        other.acquire(&sku(), request).await
-    });
+    let waiting = asks(&leases);
     sleep(Duration::from_millis(100)).await;
     leases.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;
@@ -286,10 +286,7 @@ async fn no_waiter_joins_the_queue_during_a_release() {
     release(&mut releasing, "sku-1", held.id.expose())
         .await
         .unwrap();
-    let waiting = tokio::spawn({
-        let leases = leases.clone();
-        async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
-    });
+    let waiting = asks(&leases);
     // The wait still ends at its timeout.
     let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
@@ -341,10 +338,7 @@ async fn waiters_poll_without_a_session_that_can_listen() {
     // transaction mode.
     let leases = PostgresLeases::new(db.fence_with(|fence| fence.transaction_pooling(true)));
     let first = grant(&leases, &sku(), LONG).await;
-    let waiting = tokio::spawn({
-        let leases = leases.clone();
-        async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
-    });
+    let waiting = asks(&leases);
     sleep(Duration::from_millis(300)).await;
     assert_eq!(waiters(&leases).await, 0);
     leases.release(&sku(), &first.id).await.unwrap();
@@ -374,10 +368,7 @@ async fn wait_without_notifications_ends_at_its_timeout() {
     );
     assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
     // While its issuer cannot listen, the waiter polls.
-    let waiting = tokio::spawn({
-        let leases = leases.clone();
-        async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
-    });
+    let waiting = asks(&leases);
     leases.release(&sku(), &held.id).await.unwrap();
     granted(waiting).await;
 }
@@ -409,8 +400,7 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
             == 1
     })
     .await;
-    let last =
-        tokio::spawn(async move { two.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await });
+    let last = asks(&two);
     let line = "SELECT count(*) FROM tower_fence.waiters";
     eventually("both waiters are in the queue", async || {
         db.number(line).await == 2

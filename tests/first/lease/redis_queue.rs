@@ -162,25 +162,6 @@ async fn expiry_is_noticed_immediately() {
     );
 }
 
-/// All databases of a Redis server share its channels.
-#[tokio::test]
-async fn lease_in_another_database_delays_no_waiter() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let here = connect(&server, &db).await;
-    let url = format!("{}/1", server.url());
-    let there = RedisLeases::connect(&url, db.fence()).await.unwrap();
-    let longer = grant(&there, &sku(), LONG).await;
-    let behind_longer = wait(&there, LONG).await;
-
-    grant(&here, &sku(), Duration::from_secs(2)).await;
-    let waiting = wait(&here, LONG).await;
-    let renewal = Renew::new(LONG);
-    there.renew(&sku(), &longer.id, renewal).await.unwrap();
-    let served = timeout(Duration::from_secs(6), waiting).await;
-    served.expect("the waiter was not served").unwrap().unwrap();
-    behind_longer.abort();
-}
-
 #[tokio::test]
 async fn request_after_expiry_grants_to_the_first_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
