@@ -12,17 +12,21 @@ use tokio::{
 use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases, Renew};
 
 use crate::support::{
-    database::TestDatabase,
+    database::{Fresh, TestDatabase},
     eventually,
     lease::{LONG, grant, sku, wait},
     redis::RedisServer,
 };
 
-/// Returns an address that leads to one server after another, like that of a load balancer.
-/// Existing connections stay open.
-async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
+/// Returns a client of a server, and the sender that makes the client's address lead to another
+/// server, like that of a load balancer. Existing connections stay open.
+async fn client_of(
+    server: &RedisServer,
+    db: &Fresh<Sqlite>,
+) -> (RedisLeases, watch::Sender<SocketAddr>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let (moves, leads_to) = watch::channel(server.addr());
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
             let server = *leads_to.borrow();
@@ -33,17 +37,15 @@ async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
             });
         }
     });
-    address
+    let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    (leases, moves)
 }
 
 #[tokio::test]
 async fn connection_to_a_replaced_master_is_not_reused() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-    let (moves, leads_to) = watch::channel(old.addr());
-    let url = format!("redis://{}", address(leads_to).await);
-    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_secs(2));
-    let leases = builder.connect(&url).await.unwrap();
+    let (leases, moves) = client_of(&old, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
 
     let port = new.addr().port().to_string();
@@ -72,10 +74,7 @@ async fn connection_to_a_replaced_master_is_not_reused() {
 async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-    let (moves, leads_to) = watch::channel(old.addr());
-    let url = format!("redis://{}", address(leads_to).await);
-    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_secs(2));
-    let leases = builder.connect(&url).await.unwrap();
+    let (leases, moves) = client_of(&old, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
     let move_to = async |from: &RedisServer, to: &RedisServer| {
         moves.send_replace(to.addr());
@@ -111,9 +110,7 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
 async fn waiter_at_a_replaced_master_is_served_after_discovery() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-    let (moves, leads_to) = watch::channel(old.addr());
-    let url = format!("redis://{}", address(leads_to).await);
-    let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let (leases, moves) = client_of(&old, &db).await;
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
 
