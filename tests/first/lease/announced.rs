@@ -27,6 +27,7 @@ use crate::support::{
     announced::forged,
     database::{TestDatabase, WAITING_FOR_LOCK},
     eventually,
+    fence::write,
     lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
     redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
     soon,
@@ -46,10 +47,9 @@ async fn grant_supersedes_older_tokens_before_it_is_answered() {
 
     let leases = store.announced_to(fence.clone());
     let third = grant(&leases, &sku(), LONG).await;
-    let refused = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
+    let refused = write(&fence, second.token.get()).await;
     assert!(matches!(refused, Err(AdmitError::Stale(_))));
-    let tx = fence.begin(&sku(), third.token, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    write(&fence, third.token.get()).await.unwrap();
     leases.release(&sku(), &third.id).await.unwrap();
     assert!(leases.inspect(&sku()).await.unwrap().is_none());
 }
@@ -64,13 +64,11 @@ async fn repeated_request_after_use_returns_a_new_token() {
     let ask = || leases.acquire(&sku, Acquire::new(LONG).lease_id(id.clone()));
     let (first, again) = (ask().await.unwrap(), ask().await.unwrap());
     assert_eq!(first.token, again.token);
-    let tx = fence.begin(&sku, first.token, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    write(&fence, first.token.get()).await.unwrap();
     let third = ask().await.unwrap();
     assert!(third.token > first.token);
     assert_eq!(ask().await.unwrap().token, third.token);
-    let tx = fence.begin(&sku, third.token, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    write(&fence, third.token.get()).await.unwrap();
 }
 
 #[tokio::test]
@@ -104,12 +102,9 @@ async fn write_with_the_token_before_renewal_is_refused() {
     let renewal = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &lease.id, renewal).await.unwrap();
     // The holder reads at this point. Its earlier requests may still be in progress.
-    let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
+    let delayed = write(&fence, lease.token.get()).await;
     assert!(matches!(delayed, Err(AdmitError::Stale(_))));
-    let tx = fence
-        .begin(&sku(), renewed.token, TokenUse::SingleUse)
-        .await;
-    tx.unwrap().commit().await.unwrap();
+    write(&fence, renewed.token.get()).await.unwrap();
 
     // After the fence was raised above the lease's token, the holder's earlier reads may be out of
     // date, so a renewal with a new token is refused.
@@ -199,8 +194,7 @@ async fn overtaken_renewal_continues_under_a_current_token() {
             renewed > overtaking || (renewed == overtaking && !new_token),
             "{renewed} after {overtaking}"
         );
-        let tx = fence.begin(&sku(), renewed, TokenUse::SingleUse).await;
-        tx.unwrap().commit().await.unwrap();
+        write(&fence, renewed.get()).await.unwrap();
         other.release(&sku(), &lease.id).await.unwrap();
     }
 }
@@ -233,8 +227,7 @@ async fn another_issuer_renews_a_lease_whose_token_was_used() {
     let one = store.clone().announced_to(fence.clone());
     let two = store.announced_to(fence.clone());
     let lease = grant(&one, &sku(), LONG).await;
-    let tx = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    write(&fence, lease.token.get()).await.unwrap();
     for issuer in [&two, &one] {
         let renewed = issuer.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert_eq!(renewed.unwrap().token, lease.token);
@@ -276,16 +269,14 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     // Another issuer, which has no cached state, trusts that counter. The fence does not.
     let forgetful = connect().await;
     is_lost(forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await);
-    let refused = fence.begin(&sku(), old.token, TokenUse::SingleUse).await;
+    let refused = write(&fence, old.token.get()).await;
     assert!(matches!(refused, Err(AdmitError::Stale(_))));
     let again = Acquire::new(LONG).lease_id(old.id.clone());
     let again = forgetful.acquire(&sku(), again).await.unwrap();
     assert!(again.token > successor.token);
     let tx = fence.begin(&sku(), again.token, TokenUse::Reusable).await;
     tx.unwrap().commit().await.unwrap();
-    let late = fence
-        .begin(&sku(), successor.token, TokenUse::SingleUse)
-        .await;
+    let late = write(&fence, successor.token.get()).await;
     assert!(matches!(late, Err(AdmitError::Stale(_))));
 
     // The first issuer has the later state cached.
@@ -339,8 +330,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     is_held(first.await.unwrap());
     // The lease that was returned is the valid one.
     let fence = db.fence();
-    let tx = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    write(&fence, second.token.get()).await.unwrap();
     leases.release(&sku(), &second.id).await.unwrap();
 }
 
