@@ -17,19 +17,13 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::TestDatabase,
     eventually,
     lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
-    redis::RedisServer,
+    redis::{RedisServer, connect},
     soon,
 };
-
-async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
-    RedisLeases::connect(&server.url(), db.fence())
-        .await
-        .unwrap()
-}
 
 async fn grant_and_release(leases: &RedisLeases) -> Token {
     let lease = grant(leases, &sku(), LONG).await;
@@ -90,15 +84,6 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         let next = grant_and_release(&leases).await;
         assert!(next > held.token, "{next} is not above {}", held.token);
     }
-}
-
-#[tokio::test]
-async fn grant_after_counter_deletion_exceeds_all_earlier_tokens() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
-    let first = grant_and_release(&leases).await;
-    server.command(&["DEL", "tower-fence:{110}:clock"]).await;
-    assert!(grant_and_release(&leases).await > first);
 }
 
 #[tokio::test]
@@ -166,20 +151,21 @@ async fn unreachable_redis_is_unavailable_within_the_timeout() {
 async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     struct Unreachable;
 
+    fn down<T>() -> EpochFuture<'static, T> {
+        Box::pin(async { Err(EpochError::Unreachable("down".into())) })
+    }
+
     impl Epochs for Unreachable {
         fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
-            let cause = std::io::Error::other("down");
-            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+            down()
         }
 
         fn report_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
-            let cause = std::io::Error::other("down");
-            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+            down()
         }
 
         fn source_id(&self) -> EpochFuture<'_, SourceId> {
-            let cause = std::io::Error::other("down");
-            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+            down()
         }
     }
 
