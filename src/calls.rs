@@ -10,6 +10,10 @@ use crate::token::Resource;
 /// Database that provides the lease functions.
 ///
 /// The only implementer is [`Fence<Postgres>`](crate::Fence). The trait is sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot store leases",
+    note = "use `PostgresLeases::new(fence)` with a `Fence<Postgres>`"
+)]
 #[expect(private_bounds, reason = "sealed")]
 pub trait LeaseDatabase: Calls + 'static {}
 

@@ -50,6 +50,8 @@ impl StaleToken {
             format!("is not newer than {max_token}, the floor of its partition")
         } else if self.used {
             "was used already".to_owned()
+        } else if self.presented_token.get() == max_token {
+            "was superseded or used already".to_owned()
         } else {
             format!("is not newer than {max_token}")
         }
@@ -97,6 +99,9 @@ mod tests {
         assert_eq!(stale.to_string(), text);
         (stale.max_token, stale.by_floor, stale.used) = (1, false, true);
         assert_eq!(stale.to_string(), "token 1 for a was used already");
+        stale.used = false;
+        let text = "token 1 for a was superseded or used already";
+        assert_eq!(stale.to_string(), text);
     }
 
     #[test]

@@ -196,9 +196,11 @@ RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence
 BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'TF412',
-        MESSAGE = CASE WHEN used THEN concat('token ', token, ' for ', resource, ' was used already')
-            ELSE concat('token ', token, ' for ', resource, ' is not newer than ', max_token,
-                CASE WHEN by_floor THEN ', the floor of its partition' END) END,
+        MESSAGE = concat('token ', token, ' for ', resource, CASE
+            WHEN by_floor THEN concat(' is not newer than ', max_token, ', the floor of its partition')
+            WHEN used THEN ' was used already'
+            WHEN token = max_token THEN ' was superseded or used already'
+            ELSE concat(' is not newer than ', max_token) END),
         -- A hint cannot be null.
         HINT = CASE
             WHEN used THEN 'Renew the lease with a new token for another write, or admit the token as reusable.'

@@ -102,9 +102,13 @@ fn address(url: &Url) -> String {
     }
 }
 
-/// Returns the detail or the title of a problem document, preceded by a colon.
+/// Returns the detail or the title of a problem document, preceded by a colon. An issuer always
+/// sends such a document.
 fn detail(problem: Option<&Value>) -> String {
-    let member = |name| problem?.get(name)?.as_str();
+    let Some(problem) = problem else {
+        return ": check that its URL ends with the path of an issuer, such as /locks".to_owned();
+    };
+    let member = |name| problem.get(name)?.as_str();
     let text = member("detail").or_else(|| member("title"));
     text.map(|text| format!(": {}", limited(text)))
         .unwrap_or_default()

@@ -4,11 +4,11 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use derive_where::derive_where;
 use sqlx::{Connection, Pool, pool::PoolOptions};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::timeout};
 
 use super::{
     Fence,
-    conn::Connections,
+    conn::{Connections, with_address},
     settings::Limits,
     sql::{FenceDatabase, Names},
 };
@@ -212,8 +212,16 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// # Errors
     ///
-    /// Returns sqlx's error if the URL is invalid or the database is unreachable.
+    /// Returns sqlx's error if the URL is invalid, if it belongs to another kind of database, or if
+    /// the database is still unreachable after 30 seconds.
     pub async fn connect(self, url: &str) -> sqlx::Result<Fence<DB>> {
+        if let Some((scheme, _)) = url.split_once("://")
+            && !DB::URL_SCHEMES.contains(&scheme)
+        {
+            let schemes = DB::URL_SCHEMES.join(":// or ");
+            let expected = format!("the URL of the database must begin with {schemes}://");
+            return Err(sqlx::Error::Configuration(expected.into()));
+        }
         self.connect_with(PoolOptions::new(), url.parse()?).await
     }
 
@@ -226,14 +234,35 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// # Errors
     ///
-    /// Returns sqlx's error if the database is unreachable.
+    /// Returns sqlx's error if the database is still unreachable after the pool's
+    /// `acquire_timeout`.
     pub async fn connect_with(
         mut self,
         pool: PoolOptions<DB>,
         options: <DB::Connection as Connection>::Options,
     ) -> sqlx::Result<Fence<DB>> {
-        let pool: Pool<DB> = DB::own_pool(pool, &options).connect_with(options).await?;
+        let pool = DB::own_pool(pool, &options);
+        let pool = match pool.connect_with(options.clone()).await {
+            Err(sqlx::Error::PoolTimedOut) => return Err(cause_of_timeout::<DB>(&options).await),
+            connected => connected?,
+        };
         self.reuse_connections.get_or_insert(true);
         Ok(self.build(pool))
     }
+}
+
+/// Maximum time of the attempt to connect that determines the cause of a timeout.
+const ONE_ATTEMPT: Duration = Duration::from_secs(1);
+
+/// Returns the error of a single attempt to connect, because the timeout of a pool does not contain
+/// its cause.
+async fn cause_of_timeout<DB: FenceDatabase>(
+    options: &<DB::Connection as Connection>::Options,
+) -> sqlx::Error {
+    let attempt = timeout(ONE_ATTEMPT, DB::Connection::connect_with(options)).await;
+    let error = match attempt {
+        Ok(Err(error)) => error,
+        Ok(Ok(_)) | Err(_) => sqlx::Error::PoolTimedOut,
+    };
+    with_address::<DB>(options, error)
 }

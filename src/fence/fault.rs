@@ -162,13 +162,14 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a write that timed out while it waited for another write of this
-    /// process to the same resource.
+    /// Returns the failure for a request that timed out while it waited for another request of this
+    /// process for the same resource.
     pub(super) fn in_use() -> Self {
-        let in_use = "another request of this process is writing to the resource";
+        let in_use = "another request of this process uses the resource";
         Self {
             fault: Fault::Contention,
-            cause: Arc::new(IoError::new(ErrorKind::WouldBlock, in_use).into()),
+            // Unlike most variants, this one adds no text about a communication that failed.
+            cause: Arc::new(sqlx::Error::InvalidArgument(in_use.to_owned())),
         }
     }
 

@@ -166,7 +166,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns sqlx's error if the URL is invalid or the database is unreachable.
+    /// Returns sqlx's error if the URL is invalid, if it belongs to another kind of database, or if
+    /// the database is still unreachable after 30 seconds. SQLite creates a missing file only if
+    /// the URL ends with `?mode=rwc`.
     pub async fn connect(url: &str) -> sqlx::Result<Self> {
         Self::builder().connect(url).await
     }

@@ -205,6 +205,8 @@ impl Refusal {
                 "a request with an idempotency key has cookies and no `Authorization`: name its principal with \
                  `Idempotency::principal`"
             );
+        } else if self.problem_type() == ProblemType::FenceBusy {
+            tracing::warn!(problem, error = %Chain(self), "refused a write");
         } else if self.problem_type().status().is_server_error() {
             tracing::error!(problem, error = %Chain(self), "refused a write");
         } else {

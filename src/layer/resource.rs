@@ -65,6 +65,10 @@ use crate::{
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name a resource",
+    note = "use `PathParam(\"name\")`, a `ResourcePattern`, or a closure `|parts: &Parts| …`"
+)]
 pub trait ResourceFrom: Clone + Send + Sync + 'static {
     /// Returns the resources of a request, within the fence's
     /// [`answer_timeout`](crate::FenceBuilder::answer_timeout).

@@ -10,6 +10,7 @@ use std::{
 use axum::{
     BoxError,
     body::Body,
+    extract::MatchedPath,
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -135,7 +136,9 @@ where
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
         let config = Arc::clone(&self.config);
-        let span = tracing::info_span!("fence", resource = Empty, token = Empty);
+        let route = request.extensions().get::<MatchedPath>();
+        let route = route.map(MatchedPath::as_str);
+        let span = tracing::info_span!("fence", route, resource = Empty, token = Empty);
         let call = async move {
             let response = config.respond(inner, request).await?;
             Ok(config.render(response))

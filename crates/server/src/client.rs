@@ -129,7 +129,7 @@ pub fn failure(error: &LeaseError) -> Failure {
                 _ if matches!(error, LeaseError::Misconfigured(_)) => {
                     return Failure::configuration(chain(error));
                 }
-                _ => return Failure::unavailable("no answer", error),
+                _ => return Failure::unavailable("no answer from the server", error),
             }
         }
         LeaseError::Held { .. } => return Failure::new(failure::HELD, error.to_string()),
@@ -140,7 +140,7 @@ pub fn failure(error: &LeaseError) -> Failure {
                 "wait_ms" => "--wait",
                 field => field,
             };
-            return Failure::usage(format!("{option} is refused: {detail}"));
+            return Failure::usage(format!("invalid {option}: {detail}"));
         }
         _ => return Failure::other(error.to_string()),
     };

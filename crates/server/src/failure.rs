@@ -2,7 +2,7 @@
 
 use std::{error::Error, path::Path};
 
-use sqlx::error::DatabaseError;
+use sqlx::{error::DatabaseError, migrate::MigrateError};
 
 /// The command line is invalid (`EX_USAGE`).
 pub const USAGE: u8 = 64;
@@ -61,6 +61,8 @@ impl Failure {
             "; run `tower-fence migrate`"
         } else if self.text.contains("does not show its timeline") {
             "; grant the role EXECUTE on pg_walfile_name, or see --no-failover-detection"
+        } else if self.text.contains("permission denied for database") {
+            "; grant the role CREATE on the database, or migrate as its owner"
         } else {
             ""
         };
@@ -92,6 +94,9 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 /// Formats an error without its causes. The prefix of `sqlx::Error::Configuration` and the position
 /// in the source of Postgres do not help an operator.
 fn text_of(error: &(dyn Error + 'static)) -> String {
+    if let Some(MigrateError::Execute(_)) = error.downcast_ref() {
+        return "the migration failed".to_owned();
+    }
     match database_error(error) {
         Some(refused) => refused.message().to_owned(),
         None => error.to_string().replace("error with configuration: ", ""),

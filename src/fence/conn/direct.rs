@@ -19,7 +19,7 @@ use std::{
 };
 
 use futures_util::{future::BoxFuture, task::AtomicWaker};
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::{Connection, Pool, pool::PoolConnection};
 use tokio::time::{Instant, timeout};
 
 use crate::fence::{
@@ -95,18 +95,9 @@ impl<DB: Transactions> Direct<DB> {
     }
 
     /// Returns the failure for a request that got no connection although the pool is not exhausted.
-    /// The error contains the address of the server, but no secrets.
     fn unavailable(&self, error: sqlx::Error) -> Failure {
-        let address = DB::address(&self.pool.connect_options());
-        let cause = match error {
-            sqlx::Error::Io(error) => IoError::new(error.kind(), format!("{address}: {error}")),
-            sqlx::Error::PoolTimedOut => {
-                let silent = format!("timed out while connecting to {address}");
-                IoError::new(ErrorKind::TimedOut, silent)
-            }
-            error => return Failure::from(error).with_fault(Fault::Lost),
-        };
-        Failure::from(sqlx::Error::Io(cause))
+        let error = with_address::<DB>(&self.pool.connect_options(), error);
+        Failure::from(error).with_fault(Fault::Lost)
     }
 
     /// Returns how many more connections the pool may open.
@@ -120,6 +111,23 @@ impl<DB: Transactions> Direct<DB> {
         let may_open = self.pool.num_idle() == 0 && self.free() > 0;
         may_open.then(|| Opening::new(Arc::clone(&self.opening)))
     }
+}
+
+/// Adds the address of the server, without secrets, to the error of a connection that was not
+/// opened.
+pub(in crate::fence) fn with_address<DB: Transactions>(
+    options: &<DB::Connection as Connection>::Options,
+    error: sqlx::Error,
+) -> sqlx::Error {
+    let address = DB::address(options);
+    sqlx::Error::Io(match error {
+        sqlx::Error::Io(error) => IoError::new(error.kind(), format!("{address}: {error}")),
+        sqlx::Error::PoolTimedOut => {
+            let silent = format!("timed out while connecting to {address}");
+            IoError::new(ErrorKind::TimedOut, silent)
+        }
+        error => return error,
+    })
 }
 
 /// Guard of an acquisition that may be opening a connection.

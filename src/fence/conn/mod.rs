@@ -14,6 +14,7 @@ use derive_where::derive_where;
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::Instant;
 
+pub(super) use self::direct::with_address;
 use self::{direct::Direct, reuse::Reuse};
 use super::{
     fault::Failure,

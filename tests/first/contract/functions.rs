@@ -193,6 +193,8 @@ async fn sql_refusals_have_the_members_of_layer_problems() {
             }
             let message = if used {
                 "token 42 for sku-1 was used already".to_owned()
+            } else if token == 42 {
+                "token 42 for sku-1 was superseded or used already".to_owned()
             } else {
                 format!("token {token} for sku-1 is not newer than 42")
             };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{Postgres, postgres::PgPoolOptions};
+use sqlx::{Postgres, Sqlite, postgres::PgPoolOptions};
 use tokio::time::sleep;
 use tower_fence::{
     AdmitError, Fence, TokenUse,
@@ -71,6 +71,37 @@ async fn unreachable_database_is_reported_as_unavailable() {
     let text = format!("{refused:?}");
     assert!(text.contains(&address), "{text}");
     assert!(!text.contains("sesame"), "no password in an error");
+}
+
+#[tokio::test]
+async fn failed_connect_names_the_address_and_the_cause() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let url = format!("postgres://nobody:sesame@{address}/none");
+    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_millis(200));
+    let connected = Fence::<Postgres>::builder().connect_with(pool, url.parse().unwrap());
+    let text = connected.await.unwrap_err().to_string();
+    assert!(
+        text.contains(&address) && text.contains("refused"),
+        "{text}"
+    );
+    assert!(!text.contains("sesame"), "no password in an error");
+}
+
+#[tokio::test]
+async fn connect_refuses_the_url_of_another_database() {
+    let db = Postgres::fresh(1).await;
+    let url = db.url.replacen("postgres", "mysql", 1);
+    let refused = Fence::<Postgres>::connect(&url).await.unwrap_err();
+    let text = refused.to_string();
+    assert!(
+        text.contains("must begin with postgres:// or postgresql://"),
+        "{text}"
+    );
+    let refused = Fence::<Sqlite>::connect(&db.url).await.unwrap_err();
+    assert!(
+        matches!(refused, sqlx::Error::Configuration(_)),
+        "{refused}"
+    );
 }
 
 #[tokio::test]

@@ -199,14 +199,21 @@ impl Setup for Postgres {
         checksum BYTEA NOT NULL,
         execution_time BIGINT NOT NULL";
         let schema = names.prefix().trim_end_matches('.');
+        // A block prints nothing, unlike a SELECT.
+        let set = |setting: &str, value: &str| {
+            format!(
+                "DO $fence$ BEGIN PERFORM set_config('{setting}', {value}, true); END $fence$;\n"
+            )
+        };
+        let own = |setting: &str| format!("{schema}.{setting}");
         // Each part pins the search path, because an upgrade applies only the last parts. Only the
         // first of several parts in one transaction saves the path of the transaction.
-        let pin = format!(
-            "SELECT set_config('{schema}.search_path', CASE current_setting('search_path') \
+        let current = format!(
+            "CASE current_setting('search_path') \
              WHEN 'pg_catalog, pg_temp' THEN coalesce(current_setting('{schema}.search_path', true), 'pg_catalog, pg_temp') \
-             ELSE current_setting('search_path') END, true);\n\
-             SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n"
+             ELSE current_setting('search_path') END"
         );
+        let pin = set(&own("search_path"), &current) + &set("search_path", "'pg_catalog, pg_temp'");
         let steps = migrations::script(
             names,
             migrations::POSTGRES,
@@ -220,13 +227,15 @@ impl Setup for Postgres {
         );
         let detection = match failover_detection {
             true => String::new(),
-            false => format!("SELECT set_config('{schema}.failover_detection', 'off', true);\n"),
+            false => set(&own("failover_detection"), "'off'"),
         };
+        let first = set(&own("first_migration"), "'on'");
         // The script restores the search path at the end, because the migration tool may run other
         // statements in the same transaction.
+        let saved = format!("current_setting('{schema}.search_path')");
+        let restore = set("search_path", &saved);
         format!(
-            "{pin}{create}{detection}SELECT set_config('{schema}.first_migration', 'on', true);\n{steps}\n{}\n{};\n\
-             SELECT set_config('search_path', current_setting('{schema}.search_path'), true);\n",
+            "{pin}{create}{detection}{first}{steps}\n{}\n{};\n{restore}",
             names.apply(RIGHTS),
             names.apply(JOIN_CITUS)
         )

@@ -48,6 +48,8 @@ pub enum Error {
     #[error("database")]
     Database(Box<dyn std::error::Error + Send + Sync>),
     #[error("{0}")]
+    InvalidArgument(String),
+    #[error("{0}")]
     Io(#[from] io::Error),
     #[error("TLS")]
     Tls(Box<dyn std::error::Error + Send + Sync>),
