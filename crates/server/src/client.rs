@@ -129,7 +129,7 @@ pub fn failure(error: &LeaseError) -> Failure {
                 _ if matches!(error, LeaseError::Misconfigured(_)) => {
                     return Failure::configuration(chain(error));
                 }
-                _ => return Failure::unavailable("no answer from the server", error),
+                _ => return Failure::unavailable(failure::NO_ANSWER, error),
             }
         }
         LeaseError::Held { .. } => return Failure::new(failure::HELD, error.to_string()),

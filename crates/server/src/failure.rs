@@ -25,6 +25,9 @@ pub const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found. Shells use this status, too.
 pub const NOT_FOUND: u8 = 127;
 
+/// The beginning of the text if the server of the leases does not answer.
+pub const NO_ANSWER: &str = "no answer from the server";
+
 /// The failure of a command.
 #[derive(Debug)]
 pub struct Failure {
@@ -57,16 +60,20 @@ impl Failure {
     /// Returns the text, with a hint for operators if one is known. The library's own hints are for
     /// programmers.
     pub fn for_people(&self) -> String {
-        let hint = if self.text.contains("Fence::migrate") {
-            "; run `tower-fence migrate`"
-        } else if self.text.contains("does not show its timeline") {
+        let text = self
+            .text
+            .replace("call `Fence::migrate`", "run `tower-fence migrate`")
+            .replace("Call `Fence::migrate`", "Run `tower-fence migrate`");
+        let hint = if text.starts_with(NO_ANSWER) {
+            "; start it with `tower-fence serve`, or name another server with --url"
+        } else if text.contains("does not show its timeline") {
             "; grant the role EXECUTE on pg_walfile_name, or see --no-failover-detection"
-        } else if self.text.contains("permission denied for database") {
+        } else if text.contains("permission denied for database") {
             "; grant the role CREATE on the database, or migrate as its owner"
         } else {
             ""
         };
-        format!("{}{hint}", self.text)
+        format!("{text}{hint}")
     }
 
     /// Creates the failure for a file that cannot be used.

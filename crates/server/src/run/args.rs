@@ -14,7 +14,7 @@ use crate::{
     operate::resource,
 };
 
-/// Runs a command under a lease.
+/// Runs a command under a lease
 ///
 /// While the command runs, no other holder has the lease, on any machine. If the lease is lost, all
 /// processes of the command get TERM, and KILL after --grace. TERM, INT, HUP, QUIT, USR1 and USR2
