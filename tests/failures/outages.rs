@@ -1,7 +1,7 @@
 //! Processes that freeze and stop, connections that are terminated, and transactions that conflict.
 
 use std::{
-    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -13,14 +13,12 @@ use sqlx::{Connection, PgConnection, Postgres};
 use tokio::{sync::watch, time::sleep};
 use tower_fence::{FenceLayer, PathParam, PgFencedTx, layer::DatabaseError};
 
-use super::answered::{self, Outcome};
 use crate::support::{
     database::TestDatabase,
     eventually,
     http::{Answer, Server},
     process::Inventory,
     proxy::{Link, Proxy},
-    standby::number,
 };
 
 /// The process freezes in its handler while it holds the row lock. The server ends the transaction,
@@ -103,25 +101,78 @@ async fn a_deadlock_with_the_application_is_busy() {
 /// While writes continue, an administrator terminates one connection after the other, in any phase.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminated_connections_cost_only_their_answers() {
-    const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM (\
-         SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE ANY \
-         (ARRAY['%tower_fence.%', '%COMMIT%', '%written%', 'BEGIN%']) \
-         ORDER BY random() LIMIT 1) victims";
-    let postgres = answered::server().await;
-    let url = postgres.url("postgres");
-    let outcome = answered::outcome(&url, async |holders| {
-        let mut ended = 0;
-        while ended < 40 {
-            ended += number(&postgres, END).await;
+    async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
+        sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query("INSERT INTO ledger SELECT count(*) + 1 FROM ledger")
+            .execute(&mut *tx)
+            .await?;
+        Ok(())
+    }
+    let db = Postgres::fresh(3).await;
+    db.execute("INSERT INTO stock VALUES ('r', 100000)").await;
+    let url = reqwest::Url::parse(&db.url).unwrap();
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
+    let fence = tower_fence::Fence::new(pool.connect(url.as_str()).await.unwrap());
+    let app = Router::new()
+        .route("/{r}", post(write))
+        .route_layer(FenceLayer::new(fence, PathParam("r")));
+    let server = Server::start(app).await;
+    let mut administrator = PgConnection::connect(&db.url).await.unwrap();
+    let (stop, unknown) = (AtomicBool::new(false), AtomicI64::new(0));
+    let acknowledged = AtomicI64::new(0);
+    let killer = async {
+        let mut killed = 0;
+        for _ in 0..3_000 {
+            if killed >= 40 {
+                break;
+            }
+            let kill = "SELECT count(pg_terminate_backend(pid)) FROM (\
+                 SELECT pid FROM pg_stat_activity \
+                 WHERE datname = current_database() AND pid <> pg_backend_pid() \
+                 AND query LIKE ANY \
+                 (ARRAY['%tower_fence.resources%', '%COMMIT%', '%stock%', '%ledger%', 'BEGIN%']) \
+                 ORDER BY random() LIMIT 1) victims";
+            killed += Postgres::number(&mut administrator, kill).await.unwrap();
             sleep(Duration::from_millis(15)).await;
-            if ended % 10 == 0 {
+            if killed % 4 == 0 {
                 // Without this wait, no write would end between two terminations on a busy machine.
-                holders.go_on().await;
+                let before = acknowledged.load(Relaxed);
+                let goes_on = async || acknowledged.load(Relaxed) > before;
+                eventually("a write is acknowledged", goes_on).await;
             }
         }
-        postgres
-    });
-    assert_eq!(outcome.await, Outcome::default());
+        stop.store(true, Relaxed);
+        killed
+    };
+    let writer = async {
+        for token in 1.. {
+            if stop.load(Relaxed) {
+                break;
+            }
+            let answer = server.write("/r", token).await;
+            match answer.status {
+                200 => drop(acknowledged.fetch_add(1, Relaxed)),
+                503 => {
+                    if answer.text.contains("outcome-unknown") {
+                        unknown.fetch_add(1, Relaxed);
+                    }
+                }
+                _ => panic!("{answer:?}"),
+            }
+        }
+    };
+    let ((), killed) = futures_util::future::join(writer, killer).await;
+    let acknowledged = acknowledged.into_inner();
+    assert!(killed >= 40, "{killed} connections were ended");
+    let (entries, unknown) = (db.entries().await, unknown.into_inner());
+    println!("{acknowledged} acknowledged, {unknown} unknown, {entries} written");
+    assert!(acknowledged > 0);
+    assert!((acknowledged..=acknowledged + unknown).contains(&entries));
+    assert_eq!(db.number("SELECT n FROM stock").await, 100_000 - entries);
+    // After the terminations, writes succeed as before.
+    assert_eq!(server.write("/r", 1_000_000).await.status, 200);
 }
 
 /// Postgres is unreachable for a while, and then silent for a while.
