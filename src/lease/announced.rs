@@ -21,10 +21,9 @@
 //! announces the lease's token, unless this process has already announced that token.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -35,7 +34,7 @@ use tokio::time::Instant;
 
 use super::{
     Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, ReleaseGuard,
-    Renew, time::after,
+    Renew, backend::Expiring, time::after,
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
@@ -98,38 +97,11 @@ const ATTEMPTS: usize = 8;
 pub struct Announced<L, A> {
     leases: Arc<L>,
     resources: Arc<A>,
-    tokens: Arc<Mutex<AnnouncedTokens>>,
+    tokens: Arc<AnnouncedTokens>,
 }
 
-/// Tokens of held leases that this process has announced.
-#[derive(Default)]
-struct AnnouncedTokens {
-    tokens: HashMap<(Resource, LeaseDigest), (Token, Option<FencingToken>, Instant)>,
-    /// The number of tokens after the last sweep.
-    swept: usize,
-}
-
-impl AnnouncedTokens {
-    /// Returns the token that was announced for a lease, and its signature, unless the token is
-    /// lower than `lease.token`.
-    fn of(&self, lease: &Lease) -> Option<(Token, Option<FencingToken>)> {
-        let (token, signed, _) = self.tokens.get(&key_of(lease))?;
-        (*token >= lease.token).then(|| (*token, signed.clone()))
-    }
-
-    /// Stores a token until its lease has certainly expired. Whenever the number of tokens has
-    /// about doubled since the last sweep, the tokens of expired leases are removed.
-    fn note(&mut self, lease: &Lease) {
-        if self.tokens.len() >= 2 * self.swept + 16 {
-            let now = Instant::now();
-            self.tokens.retain(|_, (.., until)| *until > now);
-            self.tokens.shrink_to(2 * self.tokens.len());
-            self.swept = self.tokens.len();
-        }
-        let announced = (lease.token, lease.signed.clone(), after(lease.ttl));
-        self.tokens.insert(key_of(lease), announced);
-    }
-}
+/// Tokens of held leases that this process has announced, with their signatures.
+type AnnouncedTokens = Expiring<(Resource, LeaseDigest), (Token, Option<FencingToken>)>;
 
 fn key_of(lease: &Lease) -> (Resource, LeaseDigest) {
     (lease.resource.clone(), LeaseDigest::of(lease.id.expose()))
@@ -173,7 +145,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         let mut lease = self.leases.renew(resource, id, request).await?;
         let keeps_token = !request.new_token;
-        let known = self.tokens().of(&lease);
+        let known = self.announced(&lease);
         // A higher token is that of another renewal, which was answered earlier.
         if let Some((token, signed)) =
             known.filter(|(known, _)| keeps_token || *known == lease.token)
@@ -181,7 +153,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
             if token > lease.token {
                 (lease.token, lease.signed) = (token, signed);
             }
-            self.tokens().note(&lease);
+            self.note_announced(&lease);
             return Ok(lease);
         }
         let current = async |leases, lease, next| Self::current(leases, lease, request, next).await;
@@ -199,7 +171,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let released = self.leases.release(resource, id).await;
         let key = (resource.clone(), LeaseDigest::of(id.expose()));
-        self.tokens().tokens.remove(&key);
+        self.tokens.take(&key);
         released
     }
 
@@ -209,9 +181,17 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
 }
 
 impl<L, A> Announced<L, A> {
-    fn tokens(&self) -> MutexGuard<'_, AnnouncedTokens> {
-        // No code panics while the lock is held.
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the token that was announced for a lease, and its signature, unless the token is
+    /// lower than `lease.token`.
+    fn announced(&self, lease: &Lease) -> Option<(Token, Option<FencingToken>)> {
+        let announced = self.tokens.get(&key_of(lease));
+        announced.filter(|(token, _)| *token >= lease.token)
+    }
+
+    /// Stores a token until its lease has certainly expired.
+    fn note_announced(&self, lease: &Lease) {
+        let announced = (lease.token, lease.signed.clone());
+        self.tokens.insert(key_of(lease), announced, lease.ttl);
     }
 }
 
@@ -295,7 +275,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 })?;
             }
             if lease.token == token {
-                self.tokens().note(&lease);
+                self.note_announced(&lease);
                 return Ok(lease);
             }
         }
@@ -454,19 +434,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn tokens_are_cached_only_for_held_leases() {
         let leases = MemoryLeases::new(FirstEpoch).announced_to(Counting::default());
-        let ttl = Duration::from_secs(1);
-        let held = Resource::new("held").unwrap();
-        let lease = leases
-            .acquire(&held, Acquire::new(ttl * 1_000))
-            .await
-            .unwrap();
-        for n in 0..200 {
-            let resource = Resource::new(format!("sku-{n}")).unwrap();
-            leases.acquire(&resource, Acquire::new(ttl)).await.unwrap();
-            advance(ttl).await;
-        }
-        let tokens = leases.tokens();
-        assert!(tokens.tokens.len() < 40 && tokens.tokens.capacity() < 80);
-        assert_eq!(tokens.of(&lease), Some((lease.token, None)));
+        let ttl = Duration::from_secs(9);
+        let [expired, released, held] =
+            ["sku-1", "sku-2", "sku-3"].map(|name| Resource::new(name).unwrap());
+        let acquire = async |resource, ttl| {
+            let lease = leases.acquire(resource, Acquire::new(ttl)).await.unwrap();
+            assert_eq!(leases.announced(&lease), Some((lease.token, None)));
+            lease
+        };
+        let (expired, released, held) = (
+            acquire(&expired, ttl).await,
+            acquire(&released, 2 * ttl).await,
+            acquire(&held, 2 * ttl).await,
+        );
+        let release = leases.release(&released.resource, &released.id);
+        release.await.unwrap();
+        advance(ttl).await;
+        let cached = [&expired, &released, &held].map(|lease| leases.announced(lease).is_some());
+        assert_eq!(cached, [false, false, true]);
     }
 }

@@ -17,8 +17,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-pub use super::names::Names;
 use super::{Held, LeaseError, ListError, Owner, Page, Turns, counters::KnownCounters};
+pub use super::{expiring::Expiring, names::Names};
 use crate::{
     announce::LeaseDigest,
     epochs::{Epoch, SourceId, partition_of},

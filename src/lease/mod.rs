@@ -56,6 +56,7 @@ pub mod conformance;
 mod counters;
 mod driver;
 mod error;
+mod expiring;
 mod grant;
 mod id;
 #[cfg(feature = "memory")]

@@ -89,7 +89,7 @@ impl<'a> Acquiring<'a> {
         let memory = &self.etcd.memory;
         let counter = memory.counter(partition_of(self.resource), &self.seen);
         let mut next = match (self.waits, counter) {
-            (Waits::No, Some(counter)) if !memory.take_refused(self.resource) => {
+            (Waits::No, Some(counter)) if memory.refused.take(self.resource).is_none() => {
                 Next::Grant(Grounds {
                     counter,
                     held: None,
@@ -127,7 +127,7 @@ impl<'a> Acquiring<'a> {
     /// Revokes an etcd lease that was not used, and returns the reply.
     fn finish(&mut self, reply: Reply) -> Reply {
         if let Some((unused, _)) = self.unused.take() {
-            self.etcd.memory.take_attempt(self.ask.ticket);
+            self.etcd.memory.attempts.take(&self.ask.ticket);
             self.etcd.revoke_later(unused);
         }
         reply
@@ -168,8 +168,8 @@ impl<'a> Acquiring<'a> {
                 counter,
                 is_used_up: false,
             } => {
-                let memory = &self.etcd.memory;
-                memory.note_counter(partition_of(self.resource), &self.seen, &counter);
+                let partition = partition_of(self.resource);
+                self.etcd.memory.note_counter(partition, &counter);
                 Ok(Next::Grant(Grounds {
                     counter,
                     held,
@@ -189,7 +189,8 @@ impl<'a> Acquiring<'a> {
         position: Option<FoundPosition>,
         left: Duration,
     ) -> Result<Next, LeaseError> {
-        self.etcd.memory.note_refused(self.resource, left);
+        let refused = &self.etcd.memory.refused;
+        refused.insert(self.resource.clone(), (), left);
         if let Some(position) = position {
             let etcd = self.etcd;
             etcd.leave(self.resource, &self.id, &position, self.ask.ticket)
@@ -230,7 +231,9 @@ impl<'a> Acquiring<'a> {
         if let Some(held) = held.as_ref().filter(|held| held.etcd_lease != etcd_lease) {
             // The key is about to move to another etcd lease. A later release must not rely on the
             // cached one.
-            etcd.memory.take_lease(resource, &self.id);
+            etcd.memory
+                .leases
+                .take(&(resource.clone(), self.id.clone()));
             self.moved_from.push(held.etcd_lease);
         }
         let written = etcd
@@ -278,7 +281,7 @@ impl<'a> Acquiring<'a> {
         }
         let ttl = lasts.saturating_sub(stored.delay);
         etcd.note_lease(resource, &stored, etcd_lease, ttl);
-        etcd.memory.take_attempt(self.ask.ticket);
+        etcd.memory.attempts.take(&self.ask.ticket);
         let n = counter.counted(header.revision);
         let granted = Granted::new(token, Duration::from_secs(ttl));
         let granted = granted.counted(counter.epoch, n);
@@ -300,12 +303,12 @@ impl<'a> Acquiring<'a> {
     /// Returns the etcd lease for the key, and its TTL in seconds. If the request is dropped, the
     /// etcd lease is revoked, unless another request has used the same lease id.
     async fn etcd_lease(&mut self, stored: &StoredLease) -> Result<(i64, u64), LeaseError> {
-        let (memory, ticket) = (&self.etcd.memory, self.ask.ticket);
+        let (attempts, ticket) = (&self.etcd.memory.attempts, self.ask.ticket);
         let wanted = stored.ttl.saturating_add(stored.delay);
         let id = self.unused.map_or_else(random_id, |(id, _)| id);
         match stored.ticket {
-            Some(_) => memory.note_attempt(ticket, id, Duration::from_secs(wanted)),
-            None => drop(memory.take_attempt(ticket)),
+            Some(_) => attempts.insert(ticket, id, Duration::from_secs(wanted)),
+            None => drop(attempts.take(&ticket)),
         }
         if let Some(unused) = self.unused {
             return Ok(unused);
@@ -369,8 +372,9 @@ impl Etcd {
                 ttl: stored.ttl,
                 is_released: false,
             };
+            let key = (resource.clone(), stored.id.clone());
             let lasts = Duration::from_secs(lasts);
-            self.memory.note_lease(resource, &stored.id, known, lasts);
+            self.memory.leases.insert(key, known, lasts);
         }
     }
 }

@@ -35,8 +35,9 @@ impl Etcd {
 
     async fn release(&self, resource: &Resource, lease: &LeaseDigest) -> Result<bool, LeaseError> {
         let id = StoredId::of(lease);
+        let key = (resource.clone(), id.clone());
         let mut has_seen_it = false;
-        if let Some(known) = self.memory.take_lease(resource, &id) {
+        if let Some(known) = self.memory.leases.take(&key) {
             match self.revoke(known.etcd_lease).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.is_not_found() => {
@@ -52,7 +53,7 @@ impl Etcd {
                         ..known
                     };
                     let lasts = std::time::Duration::from_secs(known.ttl);
-                    self.memory.note_lease(resource, &id, known, lasts);
+                    self.memory.leases.insert(key, known, lasts);
                     return Err(error.into());
                 }
             }
@@ -81,7 +82,7 @@ impl Etcd {
         ticket: i64,
     ) -> Result<bool, EtcdError> {
         let id = StoredId::of(lease);
-        if let Some(etcd_lease) = self.memory.take_attempt(ticket) {
+        if let Some(etcd_lease) = self.memory.attempts.take(&ticket) {
             // After the revocation, etcd refuses a write of the request that is still in progress.
             match self.revoke(etcd_lease).await {
                 Err(error) if !error.is_not_found() => return Err(error),
@@ -100,7 +101,7 @@ impl Etcd {
         let Some(lease) = granted.filter(|lease| lease.stored.ticket == Some(ticket)) else {
             return Ok(false);
         };
-        self.memory.take_lease(resource, &id);
+        self.memory.leases.take(&(resource.clone(), id));
         match self.revoke(lease.etcd_lease).await {
             // Another request has used the same lease id since.
             Err(error) if error.is_not_found() => Ok(false),

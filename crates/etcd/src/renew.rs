@@ -32,7 +32,8 @@ impl Etcd {
         let (id, ttl) = (StoredId::of(&renewal.lease), seconds(renewal.ttl).max(1));
         let mut seen = *seen;
         let keeps_token = !renewal.new_token && renewal.at_least.is_none();
-        let known = self.memory.lease(resource, &id);
+        let key = (resource.clone(), id.clone());
+        let known = self.memory.leases.get(&key);
         if let Some(known) = known.filter(|known| keeps_token && known.ttl == ttl) {
             let left = self.keep_alive(known.etcd_lease).await?;
             let now = self.view(resource, Reads::default()).await?;
@@ -79,7 +80,7 @@ impl Etcd {
             let now = match moves || takes_token {
                 false => self.view(resource, Reads::default()).await,
                 true => {
-                    self.memory.take_lease(resource, &id);
+                    self.memory.leases.take(&key);
                     let key = self.keys.lease(resource);
                     let mut compare = self.is_unchanged(resource, &counter).to_vec();
                     compare.push(written_at(&key, held.revision));

@@ -9,7 +9,7 @@ use tower_fence::{
     lease::{LeaseError, Owner},
 };
 
-use super::{attempt::Attempt, grants::Grant};
+use super::attempt::{Attempt, Grant};
 
 /// Reply of a script.
 #[derive(Clone, Debug)]

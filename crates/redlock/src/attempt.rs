@@ -6,6 +6,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use tower_fence::Token;
+
 /// Attempt at a token. If there are two attempts under one lease id, the nodes keep the newer one.
 /// That is the attempt with the higher number or, if the numbers are equal, the one whose ticket is
 /// greater when compared as text.
@@ -35,6 +37,13 @@ impl PartialOrd for Attempt {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
+}
+
+/// Token, and the attempt to which it was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Grant {
+    pub(crate) token: Token,
+    pub(crate) attempt: Attempt,
 }
 
 /// Source of numbers for the attempts of a process. A number is at least the current time in ms, so

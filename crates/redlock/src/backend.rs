@@ -8,12 +8,15 @@ use tower_fence::{
     epochs::Epoch,
     lease::{
         Backend, Driver, Held, LeaseError, ListError, Page,
-        backend::{BlankCounter, Counters, End, Reply, Seen, Step},
+        backend::{BlankCounter, Counters, End, Expiring, Reply, Seen, Step},
     },
 };
 
 use super::{
-    attempt::Attempts, grant::left_of, grants::Grants, list::held_by, nodes::Nodes,
+    attempt::{Attempts, Grant},
+    grant::left_of,
+    list::held_by,
+    nodes::Nodes,
     scripts::Subject,
 };
 
@@ -39,7 +42,9 @@ pub type QuorumLeases = Driver<QuorumBackend>;
 pub struct QuorumBackend {
     pub(crate) nodes: Nodes,
     pub(crate) attempts: Attempts,
-    pub(crate) grants: Grants,
+    /// The held leases that this process has granted or renewed, by resource and stored lease id.
+    /// With a grant in memory, a renewal or a release need not read the lease.
+    pub(crate) grants: Expiring<(Resource, String), Grant>,
 }
 
 impl QuorumBackend {
@@ -47,7 +52,7 @@ impl QuorumBackend {
         Self {
             nodes,
             attempts: Attempts::default(),
-            grants: Grants::default(),
+            grants: Expiring::default(),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{
     QuorumBackend,
     answer::{Answer, Found},
     answers::Answers,
-    attempt::Attempt,
+    attempt::{Attempt, Grant},
     scripts::Subject,
 };
 
@@ -41,16 +41,16 @@ impl QuorumBackend {
     /// Releases a lease. If this process has granted the lease, and its token has not changed
     /// since, the release takes one round trip. Otherwise the nodes are read first.
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
-        let (nodes, resource) = (&self.nodes, subject.resource);
+        let (nodes, key) = (&self.nodes, subject.key());
         // The lease is released if the nodes that have not removed it are not a majority.
         let suffices = |gone: usize| gone > nodes.all().len() - nodes.majority();
         let mut first = None;
-        if let Some(grant) = self.grants.get(resource, &subject.lease) {
+        if let Some(grant) = self.grants.get(&key) {
             let release = |_| Some(nodes.scripts().release(subject, grant));
             let ends = nodes.ask(subject.source(), release).await?;
             // A node without this key may have the lease under another token.
             if suffices(ends.count(has_ended)) {
-                self.grants.forget(resource, &subject.lease);
+                self.grants.take(&key);
                 return Ok(Reply::Ended);
             }
             first = Some(ends);
@@ -88,7 +88,7 @@ impl QuorumBackend {
         if let (0, true, Some(first)) = (had, may_have_released, first) {
             return Err(first.no_majority());
         }
-        self.grants.forget(resource, &subject.lease);
+        self.grants.take(&key);
         Ok(reply(had > 0 && may_have_released))
     }
 
@@ -98,9 +98,9 @@ impl QuorumBackend {
         subject: &Subject<'_>,
         ticket: i64,
     ) -> Result<Reply, LeaseError> {
-        let known = self.grants.get(subject.resource, &subject.lease);
-        if known.is_some_and(|grant| grant.attempt.ticket == ticket) {
-            self.grants.forget(subject.resource, &subject.lease);
+        let (key, is_its) = (subject.key(), |grant: Grant| grant.attempt.ticket == ticket);
+        if self.grants.get(&key).is_some_and(is_its) {
+            self.grants.take(&key);
         }
         let ends = self.undo(subject, Attempt::last_of(ticket)).await?;
         match ends.are_enough() {

@@ -18,9 +18,8 @@ use super::{
     QuorumBackend,
     answer::{Answer, Taken, unexpected},
     answers::Answers,
-    attempt::Attempt,
+    attempt::{Attempt, Grant},
     choice::{Next, Wish, choose},
-    grants::Grant,
     scripts::{Choice, Subject},
 };
 
@@ -95,7 +94,7 @@ impl QuorumBackend {
         };
         let ttl = left_of(ask.ttl, began).ok_or_else(|| LeaseError::unavailable(TooLate))?;
         let grant = Grant { token, attempt };
-        self.grants.note(subject.resource, &subject.lease, grant);
+        self.grants.insert(subject.key(), grant, ttl);
         granted(token, ttl, counted)
     }
 

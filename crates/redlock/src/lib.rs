@@ -58,7 +58,6 @@ mod end;
 #[doc(hidden)]
 pub mod fuzz;
 mod grant;
-mod grants;
 mod list;
 mod node;
 mod nodes;

@@ -12,8 +12,7 @@ use tower_fence::{
 
 use super::{
     answer::{Found, Stamp},
-    attempt::Attempt,
-    grants::Grant,
+    attempt::{Attempt, Grant},
 };
 
 macro_rules! scripts {
@@ -73,6 +72,11 @@ impl<'a> Subject<'a> {
 
     pub(crate) const fn source(&self) -> &'a str {
         self.source
+    }
+
+    /// Returns the key of the lease's grant in the memory of this process.
+    pub(crate) fn key(&self) -> (Resource, String) {
+        (self.resource.clone(), self.lease.clone())
     }
 }
 

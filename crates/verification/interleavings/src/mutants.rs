@@ -87,7 +87,7 @@ pub const MUTANTS: &[Mutant] = &[
         name: "announced: a grant is recorded before it is announced",
         file: "lease/announced.rs",
         code: "for _ in 0..ATTEMPTS {",
-        broken: "if IS_ON { self.tokens().note(&lease); }
+        broken: "if IS_ON { self.note_announced(&lease); }
         for _ in 0..ATTEMPTS {",
     },
     Mutant {
