@@ -63,7 +63,6 @@ mod node;
 mod nodes;
 mod renew;
 mod scripts;
-mod server;
 
 pub use self::{
     backend::{QuorumBackend, QuorumLeases},

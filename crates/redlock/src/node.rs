@@ -1,6 +1,7 @@
 //! Redis server of a quorum.
 
 use std::{
+    io,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -8,19 +9,30 @@ use std::{
     time::Duration,
 };
 
-use redis::{Client, RedisError, RedisResult};
-use tokio::time::sleep;
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, ServerErrorKind,
+    aio::MultiplexedConnection,
+};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout_at},
+};
 use tower_fence::lease::LeaseError;
 
 use super::{
     answer::{Answer, Unfit},
     scripts::Call,
-    server::Server,
 };
 
-/// Node of the quorum, which is an independent Redis server.
+/// Node of the quorum, which is an independent Redis server. If its connection is lost, it is
+/// opened again.
 pub(crate) struct Node {
-    server: Server,
+    client: Client,
+    /// The host, the port and the database, without a password.
+    name: Arc<str>,
+    /// The current connection, with a number that distinguishes it from earlier ones.
+    current: Mutex<Option<(u64, MultiplexedConnection)>>,
+    timeout: Duration,
     /// The run id that the server reported at its first request.
     run_id: OnceLock<String>,
     /// Whether the last call has timed out or lost its connection. If so, and if the other nodes
@@ -34,17 +46,22 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Node {
     pub(crate) fn new(client: Client, timeout: Duration) -> Self {
+        let info = client.get_connection_info();
+        let name = format!("{}/{}", info.addr(), info.redis_settings().db()).into();
         Self {
-            server: Server::new(client, timeout),
+            client,
+            name,
+            current: Mutex::default(),
+            timeout,
             run_id: OnceLock::new(),
             late: AtomicBool::new(false),
             probing: AtomicBool::new(false),
         }
     }
 
-    /// Returns the host, the port and the database of the server.
+    /// Returns the host, the port and the database, without a password.
     pub(crate) fn name(&self) -> &str {
-        self.server.name()
+        &self.name
     }
 
     pub(crate) fn run_id(&self) -> Option<&str> {
@@ -53,10 +70,6 @@ impl Node {
 
     pub(crate) fn is_late(&self) -> bool {
         self.late.load(SeqCst)
-    }
-
-    pub(crate) const fn server(&self) -> &Server {
-        &self.server
     }
 
     /// Checks whether the server can be a node. Returns [`Answer::Unfit`] if its counters belong to
@@ -92,12 +105,14 @@ impl Node {
         Ok(answer)
     }
 
-    /// Runs a script, within the node's timeout.
+    /// Runs a script. Every script may run twice.
     pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
-        let called: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
+        let call = &call;
+        let invoke = |mut connection| async move { call.invoke_async(&mut connection).await };
+        let called: RedisResult<(Vec<String>, bool)> = self.command(invoke).await;
         let away = |error: &RedisError| error.is_timeout() || error.is_io_error();
         self.late.store(called.as_ref().is_err_and(away), SeqCst);
-        let (texts, is_repeated) = called.map_err(|error| self.server.unavailable(error))?;
+        let (texts, is_repeated) = called.map_err(|error| self.unavailable(error))?;
         match Answer::parse(&texts)? {
             Answer::None if is_repeated => Ok(Answer::MayHaveEnded),
             Answer::Unfit(Unfit::NoHistory) => Err(self.unfit(
@@ -126,6 +141,88 @@ impl Node {
         });
     }
 
+    /// Runs a command within the timeout, and returns whether it may have run twice. If the
+    /// connection breaks, the command is repeated, because the server may have closed an idle
+    /// connection, or its reply may have been lost.
+    pub(crate) async fn command<T, F>(
+        &self,
+        command: impl Fn(MultiplexedConnection) -> F,
+    ) -> RedisResult<(T, bool)>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let until = Instant::now() + self.timeout;
+        match self.attempt(&command, until).await {
+            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
+                Ok((self.attempt(&command, until).await?, true))
+            }
+            outcome => Ok((outcome?, false)),
+        }
+    }
+
+    async fn attempt<T, F>(
+        &self,
+        command: impl Fn(MultiplexedConnection) -> F,
+        until: Instant,
+    ) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let mut used = None;
+        let run = async {
+            let (number, connection) = self.connection().await?;
+            used = Some(number);
+            command(connection).await
+        };
+        let outcome = match timeout_at(until, run).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        };
+        if let (Err(error), Some(number)) = (&outcome, used)
+            && (error.is_io_error() || error.is_unrecoverable_error())
+            // If the lock is taken, another request is already opening a new connection.
+            && let Ok(mut current) = self.current.try_lock()
+        {
+            current.take_if(|(current, _)| *current == number);
+        }
+        outcome
+    }
+
+    async fn connection(&self) -> RedisResult<(u64, MultiplexedConnection)> {
+        let mut current = self.current.lock().await;
+        if let Some(current) = &*current {
+            return Ok(current.clone());
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.timeout))
+            // `attempt` limits the time of each command.
+            .set_response_timeout(None);
+        let connection = self
+            .client
+            .get_multiplexed_async_connection_with_config(&config);
+        // Box this future, so that it does not enlarge every future that may connect.
+        let connection = Box::pin(connection).await?;
+        Ok(current.insert((rand::random(), connection)).clone())
+    }
+
+    /// Returns the error of the store for a failure of this server.
+    pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
+        // A failed login may be temporary: redis-rs also reports one if the server has too many
+        // clients.
+        let is_permanent = matches!(
+            error.kind(),
+            ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
+        ) || error.detail().is_some_and(is_refused_in_script);
+        let error = ServerError {
+            name: Arc::clone(&self.name),
+            source: error,
+        };
+        match is_permanent {
+            true => LeaseError::misconfigured(error),
+            false => LeaseError::unavailable(error),
+        }
+    }
+
     pub(crate) fn unfit(&self, reason: &'static str) -> LeaseError {
         LeaseError::misconfigured(UnfitNode {
             node: self.name().into(),
@@ -149,4 +246,23 @@ impl Drop for Probe {
 struct UnfitNode {
     node: Box<str>,
     reason: &'static str,
+}
+
+/// Returns whether Redis has refused a command of a script because the user lacks a right. Redis
+/// reports this with the general error code.
+fn is_refused_in_script(detail: &str) -> bool {
+    // The first text is that of Redis 7.2 and later.
+    let texts = [
+        "ACL failure in script",
+        "The user executing the script can't",
+    ];
+    texts.iter().any(|text| detail.contains(text))
+}
+
+/// Error of the server, with its address.
+#[derive(Debug, thiserror::Error)]
+#[error("Redis at {name} cannot be used")]
+struct ServerError {
+    name: Arc<str>,
+    source: RedisError,
 }
