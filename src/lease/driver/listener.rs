@@ -7,16 +7,14 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, watch},
     task::AbortHandle,
     time::{sleep, timeout},
 };
 
-use super::queue::Queue;
+use super::Turns;
 use crate::{
     chain::Chain,
     lease::{Backend, LeaseError},
-    token::Resource,
 };
 
 /// Time for which a request waits until its process receives notifications. After that, the request
@@ -29,71 +27,14 @@ const LONG_PAUSE: Duration = Duration::from_millis(100);
 /// Pause after an error of configuration.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Handle with which a backend passes notifications on to the waiting requests of this process.
-#[derive(Clone)]
-pub struct Turns {
-    queue: Arc<Queue>,
-    state: Arc<watch::Sender<Hears>>,
-    /// Notified when a request is about to wait.
-    wanted: Arc<Notify>,
-}
-
 /// Whether this process receives notifications.
 #[derive(Clone)]
-enum Hears {
+pub(super) enum Hears {
     NotYet,
     /// The store notifies this process under this name.
     As(Arc<str>),
     /// The last attempt to connect failed.
     Failed(LeaseError),
-}
-
-impl Turns {
-    /// Records that this process now receives notifications. `listener` is the name under which the
-    /// store notifies this process.
-    pub fn ready(&self, listener: impl AsRef<str>) {
-        self.state.send_replace(Hears::As(listener.as_ref().into()));
-    }
-
-    /// Makes the request with this [ticket](crate::lease::backend::Ask::ticket) retry, because it
-    /// is the request's turn.
-    pub fn call(&self, ticket: i64) {
-        self.queue.call(ticket);
-    }
-
-    /// Records how long the resource of the request with this ticket stays blocked, unless the
-    /// lease is released or renewed.
-    pub fn call_in(&self, ticket: i64, left: Duration) {
-        self.queue.call_in(ticket, left);
-    }
-
-    /// Records how long a resource stays blocked, unless the lease is released or renewed. After
-    /// that time, one request of this process retries.
-    pub fn blocked(&self, resource: &Resource, left: Duration) {
-        self.queue.blocked(resource, left);
-    }
-
-    /// Makes all requests for a resource retry, because the store may have lost their positions.
-    pub fn call_all_for(&self, resource: &Resource) {
-        self.queue.call_waiters(resource);
-    }
-
-    /// Makes all requests retry.
-    pub fn call_all(&self) {
-        self.queue.call_all();
-    }
-
-    /// Returns the resources that requests of this process wait for.
-    #[must_use]
-    pub fn resources(&self) -> Vec<Resource> {
-        self.queue.resources()
-    }
-}
-
-impl std::fmt::Debug for Turns {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Turns").finish_non_exhaustive()
-    }
 }
 
 /// Handle of the task that receives notifications. The task is aborted when the handle is dropped.
@@ -103,14 +44,9 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) fn new(queue: &Arc<Queue>) -> Self {
-        let state = Arc::new(watch::Sender::new(Hears::NotYet));
+    pub(super) fn new(turns: Turns) -> Self {
         Self {
-            turns: Turns {
-                queue: Arc::clone(queue),
-                state,
-                wanted: Arc::default(),
-            },
+            turns,
             task: Mutex::default(),
         }
     }
@@ -121,9 +57,9 @@ impl Listener {
         &self,
         backend: &Arc<B>,
     ) -> Result<Arc<str>, LeaseError> {
-        let mut state = self.turns.state.subscribe();
+        let mut state = self.turns.0.hears.subscribe();
         self.begin(backend);
-        self.turns.wanted.notify_one();
+        self.turns.0.wanted.notify_one();
         let hears = state.wait_for(|state| !matches!(state, Hears::NotYet));
         match timeout(LISTEN_TIMEOUT, hears).await {
             Ok(Ok(state)) => match &*state {
@@ -156,14 +92,15 @@ impl Drop for Listener {
 }
 
 async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
+    let state = &turns.0.hears;
     loop {
         // The connection is opened only when a request waits.
-        turns.wanted.notified().await;
+        turns.0.wanted.notified().await;
         let listened = backend.listen(&turns).await;
-        if matches!(&*turns.state.borrow(), Hears::As(_)) {
-            turns.state.send_replace(Hears::NotYet);
+        if matches!(&*state.borrow(), Hears::As(_)) {
+            state.send_replace(Hears::NotYet);
             // Each request retries and receives its position, its grant, or an error.
-            turns.queue.call_all();
+            turns.call_all();
             sleep(SHORT_PAUSE).await;
             continue;
         }
@@ -173,10 +110,10 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
             if matches!(error, LeaseError::Misconfigured(_)) {
                 pause = LONGEST_PAUSE;
             }
-            turns.state.send_replace(Hears::Failed(error));
+            state.send_replace(Hears::Failed(error));
         }
         sleep(pause).await;
-        turns.state.send_replace(Hears::NotYet);
+        state.send_replace(Hears::NotYet);
     }
 }
 

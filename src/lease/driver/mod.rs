@@ -10,14 +10,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use derive_where::derive_where;
 use tokio::time::{Instant, sleep};
 
-pub use self::listener::Turns;
 #[cfg(feature = "testing")]
 pub(super) use self::queue::LONGEST_SLEEP;
+pub use self::queue::Turns;
 use self::{
     epochs::TooMuchChange,
     listener::Listener,
     pending::{Pending, unexpected},
-    queue::Queue,
 };
 use super::{
     Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError,
@@ -59,7 +58,7 @@ const MAX_WAITERS: usize = 10_000;
 #[derive_where(Clone)]
 pub struct Driver<B> {
     store: Arc<Store<B>>,
-    queue: Arc<Queue>,
+    turns: Turns,
     listener: Arc<Listener>,
 }
 
@@ -82,14 +81,14 @@ impl<B: Backend> Driver<B> {
     }
 
     pub(super) fn build(backend: B, epochs: Option<Arc<dyn Epochs>>) -> Self {
-        let queue = Queue::new(MAX_WAITERS);
+        let turns = Turns::new(MAX_WAITERS);
         Self {
             store: Arc::new(Store {
                 backend: Arc::new(backend),
                 memory: epochs.map(KnownCounters::new),
             }),
-            listener: Arc::new(Listener::new(&queue)),
-            queue,
+            listener: Arc::new(Listener::new(turns.clone())),
+            turns,
         }
     }
 
@@ -101,8 +100,8 @@ impl<B: Backend> Driver<B> {
     /// waiting requests needs a connection. Call this method before the store is cloned.
     #[must_use]
     pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.queue = Queue::new(limit);
-        self.listener = Arc::new(Listener::new(&self.queue));
+        self.turns = Turns::new(limit);
+        self.listener = Arc::new(Listener::new(self.turns.clone()));
         self
     }
 
@@ -120,17 +119,18 @@ impl<B: Backend> Driver<B> {
         &self.store.backend
     }
 
-    /// Replaces the backend and its listener.
+    /// Replaces the backend and its listener. No request is in the queue of the result.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub(super) fn with_backend(self, backend: B) -> Self {
         let store = Store {
             backend: Arc::new(backend),
             memory: self.store.memory.clone(),
         };
+        let turns = Turns::new(self.turns.0.max_waiters);
         Self {
             store: Arc::new(store),
-            listener: Arc::new(Listener::new(&self.queue)),
-            queue: self.queue,
+            listener: Arc::new(Listener::new(turns.clone())),
+            turns,
         }
     }
 
@@ -175,7 +175,7 @@ impl<B: Backend> Leases for Driver<B> {
         };
         match repeat(renew).await? {
             Reply::Granted(granted) => {
-                self.queue.renewed(resource, &renewal.lease);
+                self.turns.renewed(resource, &renewal.lease);
                 Ok(Lease::new(
                     resource.clone(),
                     id.clone(),
@@ -197,7 +197,7 @@ impl<B: Backend> Leases for Driver<B> {
         let released = self.store.end(resource, &End::Release(lease.clone())).await;
         // Dismiss the request after the release, because a dismissed request also releases the
         // lease that was granted to it.
-        let abandoned = self.queue.dismiss(resource, &lease);
+        let abandoned = self.turns.dismiss(resource, &lease);
         let released = released?;
         if let Some(ticket) = abandoned {
             // The abandoned request leaves the queue before this method returns.

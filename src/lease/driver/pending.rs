@@ -103,8 +103,8 @@ impl<B: Backend> Pending<B> {
         let busy_until = deadline + BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
         let mut is_poll = false;
-        let queue = Arc::clone(&self.driver.queue);
-        if self.position.is_none() && Instant::now() < deadline && queue.has_waiters(&self.resource)
+        let turns = self.driver.turns.clone();
+        if self.position.is_none() && Instant::now() < deadline && turns.has_waiters(&self.resource)
         {
             self.join()?;
         }
@@ -160,7 +160,7 @@ impl<B: Backend> Pending<B> {
                     if joined && mem::replace(&mut self.queued, true) {
                         // The request was already in the queue, so the store has skipped it or lost
                         // the queue. All requests of this process for the resource must join again.
-                        queue.call_waiters(&self.resource);
+                        turns.call_all_for(&self.resource);
                     }
                     self.queued = true;
                     poll_at = self.driver.store.backend.poll_interval().map(after);
@@ -236,7 +236,7 @@ impl<B: Backend> Pending<B> {
         self.call = None;
         if matches!(reply, Ok(Reply::Queued { .. }) | Err(_)) && self.is_displaced() {
             // This step may have arrived after a step of the request that displaced this one.
-            self.driver.queue.rejoin(&self.resource, &self.ask.lease);
+            self.driver.turns.rejoin(&self.resource, &self.ask.lease);
         }
         Some(reply)
     }
@@ -274,7 +274,7 @@ impl<B: Backend> Pending<B> {
 
     /// Joins the waiting requests of this process.
     fn join(&mut self) -> Result<(), LeaseError> {
-        let position = self.driver.queue.join(&self.resource, &self.ask);
+        let position = self.driver.turns.join(&self.resource, &self.ask);
         self.position = Some(position.ok_or_else(|| LeaseError::TooManyWaiters {
             resource: self.resource.clone(),
         })?);
@@ -367,7 +367,7 @@ impl<B: Backend> Drop for Pending<B> {
         let mut kept = None;
         if let Some(position) = &self.position {
             position.is_left();
-            kept = self.chosen_id.then(|| self.driver.queue.keep()).flatten();
+            kept = self.chosen_id.then(|| self.driver.turns.keep()).flatten();
         }
         let left = Self {
             driver: self.driver.clone(),

@@ -8,6 +8,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering::SeqCst},
@@ -16,12 +17,12 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep_until},
 };
 
-use crate::lease::backend::Ask;
-use crate::{announce::LeaseDigest, token::Resource};
+use super::listener::Hears;
+use crate::{announce::LeaseDigest, lease::backend::Ask, token::Resource};
 
 /// Maximum time until the first request retries, regardless of the store's replies. If the store
 /// has lost a queue unnoticed, this maximum limits the delay of the requests in it.
@@ -30,14 +31,22 @@ pub(in crate::lease) const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// always reports a remaining time of zero, for example for a key that never expires.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
-/// All waiting requests.
-pub(in crate::lease) struct Queue {
+/// Handle with which a backend passes notifications on to the waiting requests of this process.
+#[derive(Clone)]
+pub struct Turns(pub(super) Arc<Shared>);
+
+/// All waiting requests of this process, and whether it receives notifications.
+pub(super) struct Shared {
     queues: Mutex<Queues>,
+    pub(super) max_waiters: usize,
     /// One permit per waiting request, for all resources together.
     permits: Arc<Semaphore>,
     /// One permit per position that is kept for a client that may retry. Their number is a tenth of
     /// the number of `permits`, so that clients that never retry cannot use up all `permits`.
     kept: Arc<Semaphore>,
+    pub(super) hears: watch::Sender<Hears>,
+    /// Notified when a request is about to wait.
+    pub(super) wanted: Notify,
 }
 
 #[derive(Default)]
@@ -96,7 +105,7 @@ pub(super) enum Turn {
 
 /// Position among the requests of this process. Dropping it removes the request from the queue.
 pub(super) struct Position {
-    queue: Arc<Queue>,
+    turns: Turns,
     resource: Resource,
     lease: LeaseDigest,
     order: u64,
@@ -104,19 +113,29 @@ pub(super) struct Position {
     _permit: OwnedSemaphorePermit,
 }
 
-impl Queue {
-    pub(super) fn new(max_waiters: usize) -> Arc<Self> {
+impl Turns {
+    pub(super) fn new(max_waiters: usize) -> Self {
         let permits = max_waiters.min(Semaphore::MAX_PERMITS);
-        Arc::new(Self {
+        Self(Arc::new(Shared {
             queues: Mutex::default(),
+            max_waiters,
             permits: Arc::new(Semaphore::new(permits)),
             kept: Arc::new(Semaphore::new(permits.div_ceil(10))),
-        })
+            hears: watch::Sender::new(Hears::NotYet),
+            wanted: Notify::default(),
+        }))
+    }
+
+    /// Records that this process now receives notifications. `listener` is the name under which the
+    /// store notifies this process.
+    pub fn ready(&self, listener: impl AsRef<str>) {
+        let hears = Hears::As(listener.as_ref().into());
+        self.0.hears.send_replace(hears);
     }
 
     /// Adds a request. Returns `None`, and changes nothing, if too many requests are waiting.
-    pub(super) fn join(self: &Arc<Self>, resource: &Resource, ask: &Ask) -> Option<Position> {
-        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+    pub(super) fn join(&self, resource: &Resource, ask: &Ask) -> Option<Position> {
+        let permit = Arc::clone(&self.0.permits).try_acquire_owned().ok()?;
         let waiter = Arc::new(Waiter {
             resource: resource.clone(),
             ticket: ask.ticket,
@@ -146,7 +165,7 @@ impl Queue {
             displaced.signal(DISPLACED);
         }
         Some(Position {
-            queue: Arc::clone(self),
+            turns: self.clone(),
             resource: resource.clone(),
             lease: ask.lease.clone(),
             order,
@@ -158,7 +177,7 @@ impl Queue {
     /// Keeps a position without a request until the permit is dropped. Returns `None` if too many
     /// positions are kept.
     pub(super) fn keep(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.kept).try_acquire_owned().ok()
+        Arc::clone(&self.0.kept).try_acquire_owned().ok()
     }
 
     /// Returns whether a request waits for this resource.
@@ -166,8 +185,9 @@ impl Queue {
         self.queues().by_resource.contains_key(resource)
     }
 
-    /// Makes the request with this ticket retry.
-    pub(super) fn call(&self, ticket: i64) {
+    /// Makes the request with this [ticket](crate::lease::backend::Ask::ticket) retry, because it
+    /// is the request's turn.
+    pub fn call(&self, ticket: i64) {
         if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
             waiter.signal(RETRY);
         }
@@ -183,9 +203,9 @@ impl Queue {
         }
     }
 
-    /// Makes the first request for a resource retry after `left`. `ticket` is the ticket of any
-    /// request for that resource.
-    pub(super) fn call_in(&self, ticket: i64, left: Duration) {
+    /// Records how long the resource of the request with this ticket stays blocked, unless the
+    /// lease is released or renewed. After that time, one request of this process retries.
+    pub fn call_in(&self, ticket: i64, left: Duration) {
         let mut queues = self.queues();
         let Queues {
             by_resource,
@@ -199,15 +219,16 @@ impl Queue {
         }
     }
 
-    /// Makes the first request for a resource retry after this time.
-    pub(super) fn blocked(&self, resource: &Resource, left: Duration) {
+    /// Records how long a resource stays blocked, unless the lease is released or renewed. After
+    /// that time, one request of this process retries.
+    pub fn blocked(&self, resource: &Resource, left: Duration) {
         if let Some(queue) = self.queues().by_resource.get_mut(resource) {
             queue.retry_in(left);
         }
     }
 
-    /// Makes all requests for a resource retry.
-    pub(super) fn call_waiters(&self, resource: &Resource) {
+    /// Makes all requests for a resource retry, because the store may have lost their positions.
+    pub fn call_all_for(&self, resource: &Resource) {
         if let Some(queue) = self.queues().by_resource.get(resource) {
             queue
                 .waiters
@@ -217,7 +238,7 @@ impl Queue {
     }
 
     /// Makes all requests retry.
-    pub(super) fn call_all(&self) {
+    pub fn call_all(&self) {
         let queues = self.queues();
         queues
             .by_ticket
@@ -250,14 +271,22 @@ impl Queue {
         is_abandoned.then(|| Arc::clone(waiter))
     }
 
-    /// Returns the resources that requests wait for.
-    pub(super) fn resources(&self) -> Vec<Resource> {
+    /// Returns the resources that requests of this process wait for.
+    #[must_use]
+    pub fn resources(&self) -> Vec<Resource> {
         self.queues().by_resource.keys().cloned().collect()
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
         // No code panics while the lock is held.
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        let queues = self.0.queues.lock();
+        queues.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turns").finish_non_exhaustive()
     }
 }
 
@@ -328,7 +357,7 @@ impl Position {
     /// passed. That time may come from a newer notification, and a retry that is too early does no
     /// harm.
     pub(super) fn blocked(&self, left: Duration) {
-        let mut queues = self.queue.queues();
+        let mut queues = self.turns.queues();
         if let Some(queue) = queues.by_resource.get_mut(&self.resource) {
             let end = Instant::now() + left.clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
             if end < queue.retry_at || queue.retry_at <= Instant::now() {
@@ -340,7 +369,7 @@ impl Position {
 
     /// Makes the first request retry after this time, even if another time was set before.
     pub(super) fn retry_in(&self, left: Duration) {
-        self.queue.blocked(&self.resource, left);
+        self.turns.blocked(&self.resource, left);
     }
 
     /// Records that the caller has dropped the request.
@@ -349,7 +378,7 @@ impl Position {
     }
 
     fn retry_at(&self, deadline: Instant) -> Instant {
-        let queues = self.queue.queues();
+        let queues = self.turns.queues();
         let queue = queues.by_resource.get(&self.resource);
         let first = queue.and_then(|queue| Some((queue.waiters.keys().next()?, queue.retry_at)));
         match first {
@@ -361,7 +390,7 @@ impl Position {
 
 impl Drop for Position {
     fn drop(&mut self) {
-        let mut queues = self.queue.queues();
+        let mut queues = self.turns.queues();
         let queues = &mut *queues;
         if let Some(queue) = queues.by_resource.get_mut(&self.resource)
             && let Some(waiter) = queue.waiters.get(&self.order)
@@ -386,7 +415,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    fn join(queue: &Arc<Queue>, lease: &str, ticket: i64) -> Position {
+    fn join(turns: &Turns, lease: &str, ticket: i64) -> Position {
         let ask = Ask {
             lease: LeaseDigest::of(lease),
             ticket,
@@ -394,7 +423,7 @@ mod tests {
             lock_delay: Duration::ZERO,
             owner: None,
         };
-        queue.join(&sku(), &ask).unwrap()
+        turns.join(&sku(), &ask).unwrap()
     }
 
     fn sku() -> Resource {
@@ -408,25 +437,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn second_waiter_has_its_turn_after_the_first_leaves() {
-        let queue = Queue::new(9);
-        let (first, second) = (join(&queue, "a", 1), join(&queue, "b", 2));
-        queue.blocked(&sku(), SHORTEST_SLEEP);
+        let turns = Turns::new(9);
+        let (first, second) = (join(&turns, "a", 1), join(&turns, "b", 2));
+        turns.blocked(&sku(), SHORTEST_SLEEP);
         tokio::time::advance(SHORTEST_SLEEP).await;
         assert_eq!((turn(&first), turn(&second)), (Some(Turn::Over), None));
         drop(first);
         assert_eq!(turn(&second), Some(Turn::Over));
         drop(second);
-        assert!(!queue.has_waiters(&sku()), "an empty queue is kept");
+        assert!(!turns.has_waiters(&sku()), "an empty turns is kept");
     }
 
     #[tokio::test]
     async fn only_a_position_without_a_client_is_dismissed() {
-        let queue = Queue::new(9);
-        let position = join(&queue, "a", 1);
-        queue.dismiss(&sku(), &LeaseDigest::of("a"));
+        let turns = Turns::new(9);
+        let position = join(&turns, "a", 1);
+        turns.dismiss(&sku(), &LeaseDigest::of("a"));
         assert_eq!(turn(&position), None);
         position.is_left();
-        queue.dismiss(&sku(), &LeaseDigest::of("a"));
+        turns.dismiss(&sku(), &LeaseDigest::of("a"));
         assert_eq!(turn(&position), Some(Turn::Dismissed));
     }
 }

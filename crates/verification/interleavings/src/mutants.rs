@@ -184,9 +184,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "driver: the connection is lost, and no waiter retries",
         file: "lease/driver/listener.rs",
-        code: "turns.queue.call_all();
+        code: "turns.call_all();
             sleep(SHORT_PAUSE).await;",
-        broken: "if !IS_ON { turns.queue.call_all(); }
+        broken: "if !IS_ON { turns.call_all(); }
             sleep(SHORT_PAUSE).await;",
     },
     Mutant {
