@@ -8,7 +8,6 @@ use std::{
 use sqlx::{Row, postgres::PgRow};
 
 use crate::{
-    announce::LeaseDigest,
     calls::{
         Argument,
         Argument::{Bytes, Integer, Text, Texts, Truth},
@@ -17,7 +16,7 @@ use crate::{
     chain::Chain,
     lease::{
         Held, LeaseError, ListError, Owner, Page,
-        backend::{Ask, Granted, Renewal, Reply, Waits},
+        backend::{Ask, End, Granted, Renewal, Reply, Waits},
         time::whole_ms,
     },
     token::{Resource, Token},
@@ -139,47 +138,22 @@ impl Functions {
         })
     }
 
-    /// Releases the lease that is held under an id.
-    pub(super) async fn end(
-        &self,
-        resource: &Resource,
-        lease: &LeaseDigest,
-    ) -> Result<Reply, LeaseError> {
-        let arguments = [Text(Some(resource.as_str())), Bytes(Some(lease.as_bytes()))];
-        ended(&self.lazily("lease_end", Some(resource), &arguments).await?)
-    }
-
-    /// Breaks the lease on a resource, and removes its lock delay. If a token is given, breaks the
-    /// lease only if it has this token.
-    pub(super) async fn break_lease(
-        &self,
-        resource: &Resource,
-        token: Option<Token>,
-    ) -> Result<Reply, LeaseError> {
-        let arguments = [
-            Text(Some(resource.as_str())),
-            Integer(token.map(Token::get)),
-        ];
-        let broken = self.lazily("break_lease", Some(resource), &arguments);
-        ended(&broken.await?)
-    }
-
-    /// Removes the traces of a request: its position in the queue, and a lease that was granted
-    /// only to it.
-    pub(super) async fn abandon(
-        &self,
-        resource: &Resource,
-        lease: &LeaseDigest,
-        ticket: i64,
-    ) -> Result<Reply, LeaseError> {
-        let arguments = [
-            Text(Some(resource.as_str())),
-            Bytes(Some(lease.as_bytes())),
-            Integer(Some(ticket)),
-        ];
-        self.lazily("lease_abandon", Some(resource), &arguments)
-            .await?;
-        Ok(Reply::Ended)
+    /// Releases, abandons or breaks a lease.
+    pub(super) async fn end(&self, resource: &Resource, end: &End) -> Result<Reply, LeaseError> {
+        let name = Text(Some(resource.as_str()));
+        let (function, arguments) = match end {
+            End::Release(lease) => ("lease_end", vec![name, Bytes(Some(lease.as_bytes()))]),
+            End::Abandon { lease, ticket } => {
+                let (id, ticket) = (Bytes(Some(lease.as_bytes())), Integer(Some(*ticket)));
+                ("lease_abandon", vec![name, id, ticket])
+            }
+            End::Break(token) => ("break_lease", vec![name, Integer(token.map(Token::get))]),
+        };
+        let row = self.lazily(function, Some(resource), &arguments).await?;
+        Ok(match row.try_get("answer").map_err(unavailable)? {
+            true => Reply::Ended,
+            false => Reply::Lost,
+        })
     }
 
     /// Notifies the first request in the queue of the time for which the resource stays blocked.
@@ -328,13 +302,6 @@ fn unsigned(row: &PgRow, column: &str) -> Result<u64, LeaseError> {
 
 fn unavailable(error: sqlx::Error) -> LeaseError {
     LeaseError::unavailable(error)
-}
-
-fn ended(row: &PgRow) -> Result<Reply, LeaseError> {
-    Ok(match row.try_get("answer").map_err(unavailable)? {
-        true => Reply::Ended,
-        false => Reply::Lost,
-    })
 }
 
 /// Returns the error for an outcome that this version does not support.

@@ -9,7 +9,7 @@ use crate::{
     calls::LeaseDatabase,
     lease::{
         Backend, Driver, Held, LeaseError, ListError, Page, Turns,
-        backend::{Counters, End, Reply, Seen, Step, Waits},
+        backend::{Counters, Reply, Seen, Step, Waits},
     },
     token::Resource,
 };
@@ -111,11 +111,7 @@ impl Backend for PostgresBackend {
                 Ok(reply)
             }
             Step::Renew(renewal) => functions.renew(resource, renewal).await,
-            Step::End(End::Release(lease)) => functions.end(resource, lease).await,
-            Step::End(End::Break(seen)) => functions.break_lease(resource, *seen).await,
-            Step::End(End::Abandon { lease, ticket }) => {
-                functions.abandon(resource, lease, *ticket).await
-            }
+            Step::End(end) => functions.end(resource, end).await,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     announce::LeaseDigest,
     lease::{
         Held, LeaseError, ListError, Page,
-        backend::{Ask, Granted, Renewal, Reply, Waits},
+        backend::{Ask, End, Granted, Renewal, Reply, Waits},
     },
     model::sqlx,
     token::{Resource, Token},
@@ -56,42 +56,27 @@ impl Functions {
         Ok(self.run(ask).await)
     }
 
-    pub async fn abandon(
-        &self,
-        _: &Resource,
-        _: &LeaseDigest,
-        ticket: i64,
-    ) -> Result<Reply, LeaseError> {
-        let abandon = move |state: &mut State| {
-            state.leave(ticket);
-            let held = state.lease.as_ref();
-            if held.is_some_and(|held| held.ticket == Some(ticket)) {
-                state.lease = None;
+    pub async fn end(&self, _: &Resource, end: &End) -> Result<Reply, LeaseError> {
+        let end = end.clone();
+        let end = move |state: &mut State| {
+            let is_it = |held: &mut Place| match &end {
+                End::Release(lease) => held.lease == *lease,
+                End::Abandon { ticket, .. } => held.ticket == Some(*ticket),
+                // No scenario breaks a lease.
+                End::Break(_) => false,
+            };
+            if let End::Abandon { ticket, .. } = &end {
+                state.leave(*ticket);
+            }
+            let ended = state.lease.take_if(is_it);
+            let is_abandoned = matches!(end, End::Abandon { .. });
+            if ended.is_none() && !is_abandoned {
+                return Reply::Lost;
             }
             state.notify_first();
-        };
-        self.run(abandon).await;
-        Ok(Reply::Ended)
-    }
-
-    pub async fn end(&self, _: &Resource, lease: &LeaseDigest) -> Result<Reply, LeaseError> {
-        let lease = lease.clone();
-        let end = move |state: &mut State| {
-            let held = state.lease.take_if(|held| held.lease == lease);
-            match held {
-                Some(_) => {
-                    state.notify_first();
-                    Reply::Ended
-                }
-                None => Reply::Lost,
-            }
+            Reply::Ended
         };
         Ok(self.run(end).await)
-    }
-
-    pub async fn break_lease(&self, _: &Resource, _: Option<Token>) -> Result<Reply, LeaseError> {
-        // No scenario breaks a lease.
-        Ok(Reply::Lost)
     }
 
     pub async fn call_first(&self, _: &Resource) -> Result<(), LeaseError> {
