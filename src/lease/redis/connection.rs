@@ -81,11 +81,6 @@ impl Connection {
         Ok(redis::from_redis_value(answer.await?.extract_error()?)?)
     }
 
-    /// Returns whether other servers stay available if one of them does not respond.
-    pub(super) const fn has_many_servers(&self) -> bool {
-        matches!(self, Self::Cluster(_))
-    }
-
     /// Subscribes to channels of one slot, on the server of the slot. A repeated subscription has
     /// no effect, but the server answers it, which shows that the connection works.
     pub(super) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 
-use super::{connection::Connection, scripts::Scripts};
+use super::{connection::Connection, scripts::Scripts, server::Runs};
 use crate::{
     epochs::partition_of,
     lease::{
@@ -57,7 +57,7 @@ impl Scripts {
         // In a cluster, a script may only use keys of one slot, and each partition is in one slot.
         let mut groups: BTreeMap<u8, Vec<_>> = BTreeMap::new();
         for resource in &resources {
-            let partition = match self.server().is_cluster() {
+            let partition = match self.server().source.is_cluster() {
                 true => partition_of(resource),
                 false => 0,
             };
@@ -98,7 +98,7 @@ impl Scripts {
             };
             Ok((shards, next, keys))
         };
-        let scanned = self.server().run_again(scan).await;
+        let scanned = self.server().run(Runs::UpToTwice, scan).await;
         let (scanned, _) = scanned.map_err(|error| self.server().unavailable(error))?;
         Ok(scanned)
     }

@@ -85,7 +85,7 @@ impl RedisBackend {
             tokio::select! {
                 Some(beat) = beats.next() => {
                     if let (partition, Err(_)) = beat {
-                        if !hearing.subscriber.has_many_servers() {
+                        if !server.source.is_cluster() {
                             return Ok(());
                         }
                         lock(&hearing.partitions).remove(&partition);
@@ -151,7 +151,7 @@ impl RedisBackend {
             scripts.own_channel(partition, &self.issuer),
             scripts.shared_channel(partition),
         ];
-        let outcome = scripts.server().subscribe(subscriber, channels).await;
+        let outcome = scripts.server().subscribe(subscriber, &channels).await;
         (partition, outcome)
     }
 }

@@ -10,7 +10,7 @@ use redis::FromRedisValue;
 use super::{
     answer::{parse, unexpected},
     script::{Call, Script},
-    server::Server,
+    server::{Runs, Server},
 };
 use crate::{
     epochs::{Epoch, SourceId, partition_of},
@@ -56,7 +56,7 @@ pub(super) struct Scripts {
 impl Scripts {
     pub(super) fn new(server: Server, key_prefix: &str) -> Self {
         let script = |text: &str| {
-            let (publish, database) = (server.publish(), server.database());
+            let (publish, database) = (server.publish(), server.source.database());
             let size = Epoch::SIZE;
             Script::new(format!(
                 "local SIZE, PUBLISH, DATABASE = {size}, '{publish}', '{database}'\n{text}"
@@ -97,13 +97,13 @@ impl Scripts {
     pub(super) fn shared_channel(&self, partition: u8) -> String {
         // Channels are not separated by database, so the name contains the number. Scripts build
         // the same name in `publish_end` of queue.lua.
-        let database = self.server.database();
+        let database = self.server.source.database();
         format!("{}:{{{partition}}}:{database}:everybody", self.key_prefix)
     }
 
     /// Returns the channel of a partition on which only one issuer listens.
     pub(super) fn own_channel(&self, partition: u8, issuer: &str) -> String {
-        let database = self.server.database();
+        let database = self.server.source.database();
         let prefix = &self.key_prefix;
         format!("{prefix}:{{{partition}}}:{database}:issuer:{issuer}")
     }
@@ -188,15 +188,14 @@ impl Scripts {
             }
         }
         self.check_once().await?;
-        let answer = match end {
+        let mut runs = Runs::UpToTwice;
+        if let End::Break(None) = end {
             // If the first run has broken the lease, a second run would break the next one. The
             // server may have closed an idle connection, so another call tests the connection.
-            End::Break(None) => {
-                self.inspect(resource, seen).await?;
-                self.server.call_once(&script).await
-            }
-            _ => self.server.call(&script).await,
-        };
+            self.inspect(resource, seen).await?;
+            runs = Runs::Once;
+        }
+        let answer = self.server.call(runs, &script).await;
         let (answer, again) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(match parse(answer, Duration::ZERO)? {
             Reply::Lost if again => Reply::Ended,
@@ -295,7 +294,7 @@ impl Scripts {
     }
 
     pub(super) async fn run<T: FromRedisValue>(&self, script: &Call<'_>) -> Result<T, LeaseError> {
-        let answer = self.server.call(script).await;
+        let answer = self.server.call(Runs::UpToTwice, script).await;
         let (answer, _) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(answer)
     }

@@ -14,17 +14,19 @@ use super::{connection::Connection, script::Call, source::Source};
 use crate::lease::{LeaseError, time::after};
 
 pub(super) struct Server {
-    source: Source,
-    current: Mutex<Option<Current>>,
+    pub(super) source: Source,
+    /// The connection for commands, and its number.
+    current: Mutex<Option<(u64, Connection)>>,
     /// The number of command connections that have been opened.
     connected: watch::Sender<u64>,
     command_timeout: Duration,
 }
 
-/// Current connection for commands.
-struct Current {
-    number: u64,
-    connection: Connection,
+/// How often a command may run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Runs {
+    Once,
+    UpToTwice,
 }
 
 impl Server {
@@ -59,10 +61,10 @@ impl Server {
     pub(super) async fn subscribe(
         &self,
         subscriber: &Connection,
-        channels: [String; 2],
+        channels: &[String],
     ) -> RedisResult<()> {
         let until = self.limit();
-        find_server(until, || in_time(until, subscriber.subscribe(&channels))).await
+        find_server(until, || in_time(until, subscriber.subscribe(channels))).await
     }
 
     /// Returns the deadline of a command that starts now.
@@ -74,31 +76,17 @@ impl Server {
     /// would count only the receivers on one node. SPUBLISH counts all receivers, because they
     /// subscribe on the node of the slot.
     pub(super) const fn publish(&self) -> &'static str {
-        match self.is_cluster() {
+        match self.source.is_cluster() {
             true => "SPUBLISH",
             false => "PUBLISH",
         }
-    }
-
-    /// Returns whether keys are spread over several servers.
-    pub(super) const fn is_cluster(&self) -> bool {
-        self.source.is_cluster()
-    }
-
-    /// Returns the database number, which separates keys but not channels.
-    pub(super) fn database(&self) -> i64 {
-        self.source.database()
     }
 
     /// Checks that the user may subscribe.
     pub(super) async fn check_subscribe(&self, channel: String) -> RedisResult<()> {
         let (sender, _pushes) = mpsc::unbounded_channel();
         let subscriber = self.subscriber(sender).await?;
-        let until = self.limit();
-        find_server(until, || {
-            in_time(until, subscriber.subscribe(std::slice::from_ref(&channel)))
-        })
-        .await
+        self.subscribe(&subscriber, &[channel]).await
     }
 
     /// Makes the next command look up the server again.
@@ -112,11 +100,12 @@ impl Server {
         self.connected.subscribe()
     }
 
-    /// Runs a command, and repeats it if the connection breaks, because servers close idle
-    /// connections and a response can be lost. The command timeout limits both attempts together.
-    /// Also returns whether the command may have run twice.
-    pub(super) async fn run_again<T, F>(
+    /// Runs a command. If the command may run twice, repeats it if the connection breaks, because
+    /// servers close idle connections and a response can be lost. The command timeout limits both
+    /// attempts together. Also returns whether the command may have run twice.
+    pub(super) async fn run<T, F>(
         &self,
+        runs: Runs,
         command: impl Fn(Connection) -> F,
     ) -> RedisResult<(T, bool)>
     where
@@ -125,31 +114,25 @@ impl Server {
         let until = self.limit();
         let run = || find_server(until, || self.attempt(&command, until));
         match run().await {
-            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
+            Err(error)
+                if runs == Runs::UpToTwice
+                    && error.is_unrecoverable_error()
+                    && !error.is_timeout() =>
+            {
                 Ok((run().await?, true))
             }
             outcome => Ok((outcome?, false)),
         }
     }
 
-    /// Runs a script without repeating it.
-    pub(super) async fn call_once<T: FromRedisValue>(
-        &self,
-        script: &Call<'_>,
-    ) -> RedisResult<(T, bool)> {
-        let until = self.limit();
-        let invoke = |mut connection| async move { script.invoke(&mut connection).await };
-        let answer = find_server(until, || self.attempt(&invoke, until)).await?;
-        Ok((answer, false))
-    }
-
-    /// Runs a script like [`run_again`](Self::run_again).
+    /// Runs a script like [`run`](Self::run).
     pub(super) async fn call<T: FromRedisValue>(
         &self,
+        runs: Runs,
         script: &Call<'_>,
     ) -> RedisResult<(T, bool)> {
         let invoke = |mut connection| async move { script.invoke(&mut connection).await };
-        self.run_again(invoke).await
+        self.run(runs, invoke).await
     }
 
     async fn attempt<T, F>(
@@ -173,7 +156,7 @@ impl Server {
             // If another request is connecting at this moment, it has already replaced the
             // connection.
             if let Ok(mut current) = self.current.try_lock() {
-                current.take_if(|current| current.number == number);
+                current.take_if(|(current, _)| *current == number);
             }
         }
         outcome
@@ -183,7 +166,7 @@ impl Server {
     /// leads to a demoted master. A cluster connection reconnects to its nodes by itself, unless a
     /// node does not respond.
     fn is_gone(&self, error: &RedisError) -> bool {
-        match self.is_cluster() {
+        match self.source.is_cluster() {
             true => error.is_timeout(),
             false => error.is_io_error() || error.is_unrecoverable_error() || is_read_only(error),
         }
@@ -193,7 +176,7 @@ impl Server {
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
         let mut current = self.current.lock().await;
         if let Some(current) = &*current {
-            return Ok((current.number, current.connection.clone()));
+            return Ok(current.clone());
         }
         // Box this future, so that it does not enlarge every future that may connect.
         let connecting: BoxFuture<'_, _> =
@@ -201,11 +184,7 @@ impl Server {
         let connection = connecting.await?;
         self.connected.send_modify(|count| *count += 1);
         let number = *self.connected.borrow();
-        *current = Some(Current {
-            number,
-            connection: connection.clone(),
-        });
-        Ok((number, connection))
+        Ok(current.insert((number, connection)).clone())
     }
 
     /// Opens a connection for subscriptions, which sends published messages to `pushes`.

@@ -118,12 +118,13 @@ impl Redis {
         .await
     }
 
-    pub async fn subscribe(&self, connection: u64, channels: [String; 2]) -> RedisResult<()> {
+    pub async fn subscribe(&self, connection: u64, channels: &[String]) -> RedisResult<()> {
         self.run(|state| {
             let mut listeners = state.listeners.iter_mut();
             let listener = listeners.find(|listener| listener.connection == connection);
             let cut = || RedisError("the connection is cut".to_owned());
-            listener.ok_or_else(cut)?.channels.extend(channels);
+            let listener = listener.ok_or_else(cut)?;
+            listener.channels.extend(channels.iter().cloned());
             Ok(())
         })
         .await

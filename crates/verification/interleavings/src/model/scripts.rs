@@ -187,12 +187,6 @@ pub mod connection {
         pub(super) connection: u64,
     }
 
-    impl Connection {
-        pub fn has_many_servers(&self) -> bool {
-            false
-        }
-    }
-
     impl Drop for Connection {
         fn drop(&mut self) {
             self.redis.disconnect(self.connection);
@@ -216,13 +210,23 @@ pub mod server {
     const COMMAND_WAIT: Duration = Duration::from_millis(50);
 
     pub struct Server {
+        pub source: Source,
         redis: Redis,
         connected: watch::Sender<u64>,
+    }
+
+    pub struct Source;
+
+    impl Source {
+        pub fn is_cluster(&self) -> bool {
+            false
+        }
     }
 
     impl Server {
         pub fn new(redis: &Redis) -> Self {
             Self {
+                source: Source,
                 redis: redis.clone(),
                 connected: watch::Sender::new(0),
             }
@@ -250,7 +254,7 @@ pub mod server {
         pub async fn subscribe(
             &self,
             subscriber: &Connection,
-            channels: [String; 2],
+            channels: &[String],
         ) -> RedisResult<()> {
             self.redis.subscribe(subscriber.connection, channels).await
         }
