@@ -21,7 +21,7 @@ use crate::{
     etcd::{ATTEMPTS, Etcd, TooMuchChange, random_id, seconds},
     memory::Known,
     messages::{created_at, created_since, delete, is_empty, put, written_at},
-    stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
+    stored::{FoundLease, FoundPosition, StoredLease, StoredToken, owner_of, value},
     view::{Reads, View, Written},
 };
 
@@ -33,7 +33,8 @@ pub(crate) struct Acquiring<'a> {
     pub(crate) etcd: &'a Arc<Etcd>,
     pub(crate) resource: &'a Resource,
     pub(crate) ask: &'a Ask,
-    pub(crate) id: StoredId,
+    /// The stored form of the lease id.
+    pub(crate) id: String,
     seen: Seen<'a>,
     waits: &'a Waits,
     /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
@@ -75,7 +76,7 @@ impl<'a> Acquiring<'a> {
             etcd,
             resource,
             ask,
-            id: StoredId::of(&ask.lease),
+            id: ask.lease.stored(),
             seen,
             waits,
             unused: None,

@@ -15,7 +15,6 @@ use crate::{
     etcd::{ATTEMPTS, Etcd, TooMuchChange},
     memory::Known,
     messages::{delete, written_at},
-    stored::StoredId,
     view::Reads,
 };
 
@@ -34,7 +33,7 @@ impl Etcd {
     }
 
     async fn release(&self, resource: &Resource, lease: &LeaseDigest) -> Result<bool, LeaseError> {
-        let id = StoredId::of(lease);
+        let id = lease.stored();
         let key = (resource.clone(), id.clone());
         let mut has_seen_it = false;
         if let Some(known) = self.memory.leases.take(&key) {
@@ -81,7 +80,7 @@ impl Etcd {
         lease: &LeaseDigest,
         ticket: i64,
     ) -> Result<bool, EtcdError> {
-        let id = StoredId::of(lease);
+        let id = lease.stored();
         if let Some(etcd_lease) = self.memory.attempts.take(&ticket) {
             // After the revocation, etcd refuses a write of the request that is still in progress.
             match self.revoke(etcd_lease).await {

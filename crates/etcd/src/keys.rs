@@ -3,7 +3,7 @@
 
 use tower_fence::Resource;
 
-use crate::{messages::Range, stored::StoredId};
+use crate::messages::Range;
 
 #[derive(Debug)]
 pub(crate) struct Keys {
@@ -56,8 +56,8 @@ impl Keys {
         (format!("{queue}\0"), format!("{queue}\u{1}"))
     }
 
-    /// Returns the name of the position under a lease id.
-    pub(crate) fn position(&self, resource: &Resource, id: &StoredId) -> String {
-        format!("{}:queue:{resource}\0{}", self.prefix, id.as_str())
+    /// Returns the name of the position under a stored lease id.
+    pub(crate) fn position(&self, resource: &Resource, id: &str) -> String {
+        format!("{}:queue:{resource}\0{id}", self.prefix)
     }
 }

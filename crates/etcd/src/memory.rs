@@ -15,7 +15,7 @@ use tower_fence::{
     lease::backend::{Expiring, Seen},
 };
 
-use crate::{counter::Counter, stored::StoredId};
+use crate::counter::Counter;
 
 #[derive(Default)]
 pub(crate) struct Memory {
@@ -23,8 +23,9 @@ pub(crate) struct Memory {
     /// Blocked resources for which a request was refused. The next request removes the entry, and
     /// reads the resource first.
     pub(crate) refused: Expiring<Resource, ()>,
-    /// Leases without a lock delay that this process has granted or renewed.
-    pub(crate) leases: Expiring<(Resource, StoredId), Known>,
+    /// Leases without a lock delay that this process has granted or renewed, by resource and stored
+    /// lease id.
+    pub(crate) leases: Expiring<(Resource, String), Known>,
     /// The etcd leases of grants whose outcome is unknown, by the ticket of the request.
     pub(crate) attempts: Expiring<i64, i64>,
     /// Whether a queue may contain a position of this process without a request.

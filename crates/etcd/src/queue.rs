@@ -16,7 +16,7 @@ use crate::{
     error::EtcdError,
     etcd::Etcd,
     messages::{delete, put, written_at},
-    stored::{FoundPosition, StoredId, StoredPosition, owner_of, value},
+    stored::{FoundPosition, StoredPosition, owner_of, value},
     view::Written,
 };
 
@@ -76,7 +76,7 @@ impl Etcd {
     pub(crate) async fn leave(
         &self,
         resource: &Resource,
-        id: &StoredId,
+        id: &str,
         position: &FoundPosition,
         ticket: i64,
     ) -> Result<(), EtcdError> {

@@ -18,7 +18,7 @@ use crate::{
     error::EtcdError,
     etcd::{ATTEMPTS, Etcd, TooMuchChange, random_id, seconds},
     messages::{put, written_at},
-    stored::{FoundLease, StoredId, StoredLease, StoredToken, value},
+    stored::{FoundLease, StoredLease, StoredToken, value},
     view::{Reads, View},
 };
 
@@ -29,7 +29,7 @@ impl Etcd {
         renewal: &Renewal,
         seen: &Seen<'_>,
     ) -> Result<Reply, LeaseError> {
-        let (id, ttl) = (StoredId::of(&renewal.lease), seconds(renewal.ttl).max(1));
+        let (id, ttl) = (renewal.lease.stored(), seconds(renewal.ttl).max(1));
         let mut seen = *seen;
         let keeps_token = !renewal.new_token && renewal.at_least.is_none();
         let key = (resource.clone(), id.clone());
@@ -132,7 +132,7 @@ impl Etcd {
     async fn confirm(
         &self,
         mut now: View,
-        id: &StoredId,
+        id: &str,
         etcd_lease: i64,
         seen: &Seen<'_>,
     ) -> Result<Option<(FoundLease, Counter, i64)>, EtcdError> {

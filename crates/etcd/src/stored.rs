@@ -1,44 +1,21 @@
 //! Values of a lease's key and of a position in the queue.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tower_fence::{
     Token,
-    announce::LeaseDigest,
     epochs::Epoch,
     lease::{Owner, backend::Ask},
 };
 
 use crate::messages::KeyValue;
 
-/// Stored form of a lease id. It cannot be used as a lease id.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct StoredId(Box<str>);
-
-impl StoredId {
-    pub(crate) fn of(digest: &LeaseDigest) -> Self {
-        Self(digest.stored().into())
-    }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for StoredId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StoredId(…)")
-    }
-}
-
 /// Value of a lease's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredLease {
-    pub(crate) id: StoredId,
+    /// The [stored form](tower_fence::announce::LeaseDigest::stored) of the lease id.
+    pub(crate) id: String,
     /// The ticket of the request to which the lease was granted, or `None` if several requests have
     /// used the lease id.
     pub(crate) ticket: Option<i64>,
@@ -161,12 +138,14 @@ pub(crate) fn value(stored: &impl Serialize) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use tower_fence::announce::LeaseDigest;
+
     use super::*;
     use crate::messages::Bytes;
 
     fn kv(token: StoredToken, mod_revision: i64) -> KeyValue {
         let stored = StoredLease {
-            id: StoredId::of(&LeaseDigest::of("a")),
+            id: LeaseDigest::of("a").stored(),
             ticket: None,
             owner: None,
             granted_at: 0,

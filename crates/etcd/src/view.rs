@@ -9,7 +9,7 @@ use crate::{
     etcd::Etcd,
     incarnation::Log,
     messages::{Header, KeyValue, TxnAnswer, count, get, get_first},
-    stored::{FoundLease, FoundPosition, StoredId},
+    stored::{FoundLease, FoundPosition},
 };
 
 /// State of a resource in one revision.
@@ -29,8 +29,8 @@ pub(crate) struct View {
 /// Additional data that a read returns.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
-    /// The position under this lease id, if it is to be read.
-    pub(crate) position: Option<&'a StoredId>,
+    /// The position under this stored lease id, if it is to be read.
+    pub(crate) position: Option<&'a str>,
     /// Whether to read which position is the first. For that, etcd has to sort the queue.
     pub(crate) first: bool,
 }
@@ -50,9 +50,9 @@ impl View {
             .is_some_and(|kv| kv.lease == etcd_lease)
     }
 
-    /// Returns the lease, if it has this id.
-    pub(crate) fn lease_of(&self, id: &StoredId) -> Option<&FoundLease> {
-        self.lease.as_ref().filter(|lease| lease.stored.id == *id)
+    /// Returns the lease, if it has this stored id.
+    pub(crate) fn lease_of(&self, id: &str) -> Option<&FoundLease> {
+        self.lease.as_ref().filter(|lease| lease.stored.id == id)
     }
 }
 
