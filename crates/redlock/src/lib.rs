@@ -1,4 +1,6 @@
-//! Leases on a majority of independent Redis servers: Redlock, with fencing tokens.
+#![doc = include_str!("../README.md")]
+//!
+//! # How it works
 //!
 //! Each node has a token counter for each partition, and a key for each lease that it has granted.
 //! When an attempt takes a key, the node writes a stamp into it. The stamp consists of the
@@ -25,27 +27,8 @@
 //! 8. A node has no replicas. A replica that replaced the node could lack its latest leases and
 //!    counts.
 //!
-//! There is no queue. A waiting request polls, with random pauses.
-//!
 //! For each rule, the [verification](tower_fence::proof#a-quorum-of-redis-nodes) lists the failures
 //! that it prevents.
-//!
-//! # Example
-//!
-//! ```no_run
-//! # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
-//! use axum::Router;
-//! use tower_fence::{Fence, issuer};
-//! use tower_fence_redlock::QuorumLeasesBuilder;
-//!
-//! let fence = Fence::new(pool);
-//! let nodes = ["redis://a", "redis://b", "redis://c"];
-//! let leases = QuorumLeasesBuilder::new(fence.clone()).connect(&nodes).await?;
-//!
-//! let app: Router = Router::new().nest("/locks", issuer::router(leases.announced_to(fence)));
-//! # Ok(())
-//! # }
-//! ```
 
 mod answer;
 mod answers;

@@ -1,10 +1,8 @@
 //! Listing of leases in the order of their names, with SCAN over the lease keys of all nodes.
 //!
-//! For each page, the store scans all keys and takes the first names after the cursor. SCAN returns
-//! every key that exists during the whole scan, and each name has one position in the order. A
-//! lease that is held during the whole listing is therefore on exactly one page, even if other
-//! leases end in the meantime. A page does not end within a batch of SCAN, because SCAN may return
-//! another batch if it is repeated with the same cursor.
+//! For each page, the store scans all keys, and adds their resources to [`Names`]. SCAN returns
+//! every key that exists during the whole scan. A page does not end within a batch of SCAN, because
+//! SCAN may return another batch if it is repeated with the same cursor.
 
 use std::collections::HashMap;
 

@@ -1,11 +1,10 @@
 //! Listing of leases in the order of their names, with SCAN over the lease keys. In a cluster, the
 //! masters are scanned one after the other.
 //!
-//! For each page, the store scans all keys and keeps the first names after the cursor. SCAN returns
-//! every key that exists during the whole scan, and the order of names is fixed. A lease that is
-//! held during the whole listing is therefore on exactly one page, even if other leases end in the
-//! meantime. The cursor of a page is a name and not a SCAN cursor, because a page may end in the
-//! middle of the result of one SCAN call, and a repeated call may return more keys or fewer.
+//! For each page, the store scans all keys, and adds their resources to [`Names`]. SCAN returns
+//! every key that exists during the whole scan. The cursor of a page is not a SCAN cursor, because
+//! a page may end in the middle of the result of one SCAN call, and a repeated call may return more
+//! keys or fewer.
 
 use std::collections::BTreeMap;
 

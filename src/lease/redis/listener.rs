@@ -2,10 +2,10 @@
 //!
 //! 1. A waiter is in the queue in Redis, with the channel of its process.
 //! 2. The script that releases or breaks a lease grants the resource to the first waiter in the
-//!    queue, and publishes the grant on the channel of the waiter's process. If no process listens
-//!    on the channel, the waiter's process has terminated, and the script grants the lease to the
-//!    next waiter. The waiter confirms the lease with a retry. An unconfirmed lease expires after a
-//!    second.
+//!    queue, with a new token, and publishes the grant on the channel of the waiter's process. If
+//!    no process listens on the channel, the waiter's process has terminated, and the script grants
+//!    the lease to the next waiter. The waiter confirms the lease with a retry. An unconfirmed
+//!    lease expires after a second.
 //! 3. Each grant and each renewal is also published, with the TTL of the lease, to all processes
 //!    with waiters in the partition. When the TTL has elapsed, each of these processes retries once
 //!    for the resource, and the first retry makes the script grant the lease to the first waiter.

@@ -24,9 +24,7 @@
 //! 5. Redis stores only a part of the SHA-256 of a lease id. A client that can read this part can
 //!    neither renew nor release the lease.
 //!
-//! The queue is in Redis. The script that releases a lease grants the resource to the first waiter
-//! in the queue, with a new token, and publishes the grant to the waiter's issuer; see
-//! [`listener`].
+//! The queue is in Redis; see [`listener`].
 
 mod answer;
 mod builder;

@@ -19,8 +19,8 @@ use crate::{
 /// Leases in a Redis server.
 ///
 /// The store reconnects automatically. The server must report its `master_replid` (`INFO
-/// replication`) inside scripts. The store is tested with Redis 7.0. The value is cheap to clone,
-/// and its clones share their connections.
+/// replication`) inside scripts. The value is cheap to clone, and its clones share their
+/// connections.
 ///
 /// # Example
 ///
