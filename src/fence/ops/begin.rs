@@ -233,10 +233,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 None => {
                     let admit = Admit::new(claim, token_use, transaction.limits);
                     transaction
-                        .run(async |on| match early {
-                            true => DB::admit_early(on, admit).await,
-                            false => DB::admit(on, admit).await,
-                        })
+                        .run(async |on| DB::admit(on, admit, early).await)
                         .await?
                 }
             };

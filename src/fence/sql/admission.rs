@@ -16,17 +16,16 @@ use crate::{
 #[trait_variant::make(Send)]
 pub(crate) trait Admissions: Database {
     /// Admits a token, and sets the timeouts of the transaction.
-    async fn admit(on: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission>;
+    ///
+    /// If `early` is true, the transaction began before its request. In such a transaction, `now()`
+    /// is the time at which the transaction began. To prevent `now()` from going backwards from one
+    /// write to the next, the transaction must not have begun before the last write to the
+    /// resource. If the transaction began before that write, or if the token is not admitted, the
+    /// outcome is [`Admission::Behind`].
+    async fn admit(on: On<'_, Self>, admit: Admit<'_>, early: bool) -> sqlx::Result<Admission>;
 
     /// Admits a token, and leaves the settings of the transaction unchanged.
     async fn admit_only(on: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission>;
-
-    /// Admits a token in a transaction that began before its request. In such a transaction,
-    /// `now()` is the time at which the transaction began. To prevent `now()` from going backwards
-    /// from one write to the next, the transaction must not have begun before the last write to the
-    /// resource. If the transaction began before that write, or if the token is not admitted, the
-    /// outcome is [`Admission::Behind`].
-    async fn admit_early(on: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission>;
 }
 
 /// Admission of one token.

@@ -4,41 +4,57 @@
 //! transaction. If that statement matches no row (the first write to a resource, a stale token, a
 //! failover), the SQL function `try_admit` decides.
 
-use sqlx::{PgConnection, Postgres, SqlStr};
+use sqlx::Postgres;
 
 use super::transaction::{Settings, millis};
 use crate::fence::sql::{Admission, Admissions, Admit, HighestStale, On, TransactionId};
 
-/// Expands to the text of the admission. The arguments from the fourth on are settings of the
-/// transaction. The subquery that applies them does not depend on a row, so Postgres evaluates it
-/// before the row is locked, and the new `lock_timeout` limits the wait for the row lock. Separate
-/// statements for the settings would cost more than the admission.
-macro_rules! admit {
-    ($also:literal) => {
-        concat!(
-            "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP, \
+impl Admissions for Postgres {
+    async fn admit(
+        On { conn, names }: On<'_, Self>,
+        admit: Admit<'_>,
+        early: bool,
+    ) -> sqlx::Result<Admission> {
+        // The arguments from the fourth to the eighth are settings of the transaction. The subquery
+        // that applies them does not depend on a row, so Postgres evaluates it before the row is
+        // locked, and the new `lock_timeout` limits the wait for the row lock. Separate statements
+        // for the settings would cost more than the admission.
+        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_catalog.pg_current_xact_id() \
-             WHERE resource = $1 AND max_token < $2 AND history = tower_fence.current_history()",
-            $also,
-            " AND (SELECT pg_catalog.set_config('lock_timeout', $4, true) \
+             WHERE resource = $1 AND max_token < $2 AND history = tower_fence.current_history() \
+             AND (NOT $9 OR updated_at <= CURRENT_TIMESTAMP) \
+             AND (SELECT pg_catalog.set_config('lock_timeout', $4, true) \
              || pg_catalog.set_config('statement_timeout', $5, true) \
              || pg_catalog.set_config('idle_in_transaction_session_timeout', $6, true) \
              || CASE WHEN $7 <> '' THEN pg_catalog.set_config('transaction_timeout', $7, true) ELSE '' END \
              || CASE WHEN $8 AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
                  THEN pg_catalog.set_config('synchronous_commit', 'on', true) ELSE '' END) IS NOT NULL \
-             RETURNING admitted_by::text::bigint"
-        )
-    };
-}
-
-impl Admissions for Postgres {
-    async fn admit(On { conn, names }: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission> {
-        const ADMIT: &str = admit!("");
+             RETURNING admitted_by::text::bigint";
         if names.is_distributed() {
-            return admit_on_worker(On::new(conn, names), admit).await;
+            return match early {
+                // Only the worker knows the time of the last write to the resource, so no early
+                // transaction can be used.
+                true => Ok(Admission::Behind),
+                false => admit_on_worker(On::new(conn, names), admit).await,
+            };
         }
-        match update(conn, names.sql(ADMIT), admit).await? {
-            Some(id) => Ok(Admission::Admitted(Some(id))),
+        let settings = Settings::of(admit.limits, conn.server_version_num());
+        let text = |ms: u128| ms.to_string();
+        let id = sqlx::query_scalar(names.sql(ADMIT))
+            .bind(admit.resource.as_str())
+            .bind(admit.token.get())
+            .bind(admit.raised_to())
+            .bind(text(millis(admit.limits.lock_timeout)))
+            .bind(text(settings.statement_ms))
+            .bind(text(settings.idle_ms))
+            .bind(settings.transaction_ms.map(text).unwrap_or_default())
+            .bind(admit.limits.durable)
+            .bind(early)
+            .fetch_optional(&mut *conn)
+            .await?;
+        match id {
+            Some(id) => Ok(Admission::Admitted(Some(TransactionId(id)))),
+            None if early => Ok(Admission::Behind),
             None => Self::admit_only(On::new(conn, names), admit).await,
         }
     }
@@ -60,20 +76,6 @@ impl Admissions for Postgres {
             .await?;
         let (outcome, max_token, by_floor, announced, id) = answer;
         Ok(admission((outcome, max_token, by_floor, announced), id))
-    }
-
-    async fn admit_early(
-        On { conn, names }: On<'_, Self>,
-        admit: Admit<'_>,
-    ) -> sqlx::Result<Admission> {
-        if names.is_distributed() {
-            // Only the worker knows the time of the last write to the resource, so no early
-            // transaction can be used.
-            return Ok(Admission::Behind);
-        }
-        const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");
-        let updated = update(conn, names.sql(ADMIT_EARLY), admit).await?;
-        Ok(updated.map_or(Admission::Behind, |id| Admission::Admitted(Some(id))))
     }
 }
 
@@ -132,25 +134,4 @@ pub(super) async fn delegate(
         .fetch_one(conn)
         .await?;
     Ok(admission(answer, None))
-}
-
-async fn update(
-    conn: &mut PgConnection,
-    sql: SqlStr,
-    admit: Admit<'_>,
-) -> sqlx::Result<Option<TransactionId>> {
-    let settings = Settings::of(admit.limits, conn.server_version_num());
-    let text = |ms: u128| ms.to_string();
-    let id = sqlx::query_scalar(sql)
-        .bind(admit.resource.as_str())
-        .bind(admit.token.get())
-        .bind(admit.raised_to())
-        .bind(text(millis(admit.limits.lock_timeout)))
-        .bind(text(settings.statement_ms))
-        .bind(text(settings.idle_ms))
-        .bind(settings.transaction_ms.map(text).unwrap_or_default())
-        .bind(admit.limits.durable)
-        .fetch_optional(conn)
-        .await?;
-    Ok(id.map(TransactionId))
 }

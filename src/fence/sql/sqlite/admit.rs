@@ -13,16 +13,25 @@ use crate::{
 };
 
 impl Admissions for Sqlite {
-    async fn admit(On { conn, names }: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission> {
-        if let admitted @ Admission::Admitted(_) =
-            Self::admit_early(On::new(conn, names), admit).await?
-        {
-            return Ok(admitted);
-        }
+    async fn admit(
+        On { conn, names }: On<'_, Self>,
+        admit: Admit<'_>,
+        _early: bool,
+    ) -> sqlx::Result<Admission> {
+        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+             WHERE resource = $1 AND max_token < $2";
         const FIRST: &str = "INSERT INTO tower_fence.resources AS r \
                  (resource, max_token, updated_at, partition) \
              SELECT $1, $3, CURRENT_TIMESTAMP, $4 FROM tower_fence.floors WHERE partition = $4 AND $2 > floor \
              ON CONFLICT (resource) DO NOTHING";
+        let admitted = sqlx::query(names.sql(ADMIT))
+            .bind(admit.resource.as_str())
+            .bind(admit.token.get())
+            .bind(admit.raised_to())
+            .execute(&mut *conn);
+        if admitted.await?.rows_affected() == 1 {
+            return Ok(Admission::Admitted(None));
+        }
         let first = sqlx::query(names.sql(FIRST))
             .bind(admit.resource.as_str())
             .bind(admit.token.get())
@@ -41,24 +50,7 @@ impl Admissions for Sqlite {
         On { conn, names }: On<'_, Self>,
         admit: Admit<'_>,
     ) -> sqlx::Result<Admission> {
-        Self::admit(On::new(conn, names), admit).await
-    }
-
-    async fn admit_early(
-        On { conn, names }: On<'_, Self>,
-        admit: Admit<'_>,
-    ) -> sqlx::Result<Admission> {
-        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
-             WHERE resource = $1 AND max_token < $2";
-        let admitted = sqlx::query(names.sql(ADMIT))
-            .bind(admit.resource.as_str())
-            .bind(admit.token.get())
-            .bind(admit.raised_to())
-            .execute(conn);
-        Ok(match admitted.await?.rows_affected() {
-            1 => Admission::Admitted(None),
-            _ => Admission::Behind,
-        })
+        Self::admit(On::new(conn, names), admit, false).await
     }
 }
 

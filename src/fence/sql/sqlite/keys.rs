@@ -28,7 +28,7 @@ impl Records for Sqlite {
         }
         Ok(Claiming::Claimed {
             role: String::new(),
-            admission: Self::admit(On::new(conn, names), claim.admit).await?,
+            admission: Self::admit(On::new(conn, names), claim.admit, false).await?,
         })
     }
 
