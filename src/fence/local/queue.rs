@@ -120,29 +120,4 @@ mod tests {
         drop(queues.wait(a.clone(), soon()).await.unwrap());
         assert!(queues.lock().is_empty());
     }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn concurrent_waits_exclude_each_other_and_leave_nothing_behind() {
-        let queues = Arc::<Queues>::default();
-        let inside = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let tasks = (0..8).map(|n| {
-            let (queues, inside) = (queues.clone(), inside.clone());
-            tokio::spawn(async move {
-                let resource = QueueKey::Resource(Resource::new("a").unwrap());
-                for round in 0..500 {
-                    let until = Instant::now() + Duration::from_millis((n + round) % 3);
-                    if let Some(permit) = queues.wait(resource.clone(), until).await {
-                        assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst));
-                        tokio::task::yield_now().await;
-                        inside.store(false, std::sync::atomic::Ordering::SeqCst);
-                        drop(permit);
-                    }
-                }
-            })
-        });
-        for task in tasks.collect::<Vec<_>>() {
-            task.await.unwrap();
-        }
-        assert!(queues.lock().is_empty());
-    }
 }
