@@ -42,8 +42,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
             let read = self.read(async |On { conn, names }| {
                 let highest = DB::last_epoch(On::new(conn, names), partition).await?;
-                let announced = DB::announced(On::new(conn, names), &one.resource).await?;
-                Ok((highest.unwrap_or_default(), announced.unwrap_or_default()))
+                let row = DB::state(On::new(conn, names), &one.resource).await?;
+                let announced = row.map_or(0, |(_, _, announced, _)| announced);
+                Ok((highest.unwrap_or_default(), announced))
             });
             let (highest, announced) = read.await?;
             known.fetch_max(highest, Relaxed);

@@ -35,9 +35,6 @@ pub(crate) trait States: Database {
     /// Reads the highest epoch of a partition, if it has one.
     async fn last_epoch(on: On<'_, Self>, partition: u8) -> sqlx::Result<Option<i64>>;
 
-    /// Reads the highest token that was announced, if the resource has a row.
-    async fn announced(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<i64>>;
-
     /// Reads the identity of this source of epochs.
     async fn source_id(on: On<'_, Self>) -> sqlx::Result<String>;
 
@@ -118,17 +115,6 @@ macro_rules! states {
             const LAST: &str = "SELECT epoch FROM tower_fence.epochs WHERE partition = $1";
             sqlx::query_scalar(names.sql(LAST))
                 .bind(i16::from(partition))
-                .fetch_optional(conn)
-                .await
-        }
-
-        async fn announced(
-            On { conn, names }: On<'_, Self>,
-            resource: &Resource,
-        ) -> sqlx::Result<Option<i64>> {
-            const ANNOUNCED: &str = "SELECT announced FROM tower_fence.resources WHERE resource = $1";
-            sqlx::query_scalar(names.sql(ANNOUNCED))
-                .bind(resource.as_str())
                 .fetch_optional(conn)
                 .await
         }

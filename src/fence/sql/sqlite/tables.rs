@@ -103,9 +103,10 @@ impl Tables for Sqlite {
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
              WHERE partition = $3 AND floor > $2";
         let partition = partition_of(resource);
-        let announced = Self::announced(On::new(conn, names), resource).await?;
+        let row = Self::state(On::new(conn, names), resource).await?;
         // Ignore a grant of the highest possible token. The forged token that this reset removes
         // may have forced that grant, and a reset is the only remedy.
+        let announced = row.map(|(_, _, announced, _)| announced);
         let announced = announced.filter(|announced| *announced < Token::MAX.get());
         let last_epoch = Self::last_epoch(On::new(conn, names), partition).await?;
         let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
