@@ -39,36 +39,19 @@
 //!
 //! # Deployment
 //!
-//! - [`Fence::connect`] opens a pool for the fence and the application. [`Fence::new`] takes an
-//!   existing pool of the application. In that case, each operation acquires a connection from the
-//!   pool, in the task that needs it, and returns the connection afterwards. The pool's
-//!   `before_acquire` and `after_release` therefore run for each operation, with the task-locals of
-//!   the request. [`Fence::builder`] sets timeouts, the schema, and how connections are used.
-//! - Keep one `Fence` per process and clone it. The clones share one queue per resource, in which
-//!   writers wait without holding a connection of the pool. They also share a cache of stale
-//!   tokens. For up to ten seconds, the fence refuses a cached token without a query.
-//! - If a request is dropped while its statement runs, the connection is closed. Postgres checks
-//!   every second whether the client is still connected, and cancels the statement if the client is
-//!   not.
-//! - [`migrate`](Fence::migrate) creates the tables, with a separate migration history: on Postgres
-//!   in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also
-//!   creates the functions that implement the rules of the fence. [Other
-//!   programs](crate::guide::other_languages) can also call these functions.
-//! - Durability is that of the database. With `synchronous_commit = off`, a crash can lose an
-//!   acknowledged write, but only together with its `max_token`. A failover to a standby that has
-//!   not received all commits can lose such writes as well. Even with `synchronous_commit = off`,
-//!   epochs and raises (by a grant, a fenced read or a failed handler) survive a crash, because
-//!   their transactions wait for the WAL flush. On SQLite, durability depends on `PRAGMA
-//!   synchronous`. Leave it at FULL, its default. After a failover all earlier tokens are stale;
-//!   see [when the database fails over](crate::deployment#when-the-database-fails-over).
-//! - Each resource that a request has named with an admissible token has a row until
-//!   [`Fence::remove_idle`] removes the row. If grants are announced, each resource that was ever
-//!   leased has a row as well. Do not delete rows by hand, because older tokens would be admitted
-//!   again. [`Fence::remove_expired_keys`] removes records of idempotency keys. [`Fence::maintain`]
-//!   removes both kinds of rows at an interval.
-//! - A token that is far too high blocks its resource, because all lower tokens become stale. If
-//!   grants are announced, the issuer grants a token above that token. Otherwise, lower `max_token`
-//!   with [`Fence::reset`].
+//! - Keep one `Fence` per process and clone it. [Connections](crate::deployment#connections)
+//!   describes how the clones share connections, queues and a cache.
+//! - [`migrate`](Fence::migrate) creates the [tables and the
+//!   functions](crate::deployment#tables-and-schema) of the fence, with a separate migration
+//!   history: on Postgres in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`.
+//! - Durability is that of the database, on [Postgres](crate::deployment#tables-and-schema) and on
+//!   [SQLite](crate::deployment#sqlite). After a
+//!   [failover](crate::deployment#when-the-database-fails-over), all earlier tokens are stale.
+//! - [`Fence::maintain`] removes the rows of [resources that are no longer
+//!   used](crate::deployment#resources-that-are-no-longer-used), and expired idempotency keys.
+//! - A token that is far too high [blocks its
+//!   resource](crate::guide::guarantees#what-is-not-guaranteed), because all lower tokens become
+//!   stale.
 
 mod builder;
 mod claims;

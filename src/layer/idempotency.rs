@@ -25,11 +25,8 @@ use crate::{
 /// A write with a key is applied once, and each repetition gets the same response. The layer stores
 /// the response in the transaction of the write. A repetition receives the stored response with
 /// `Idempotent-Replayed: true`, even if its token has become stale. Only the responses of committed
-/// writes are stored. If the handler responds with a 4xx or a 5xx, the write is rolled back, and a
-/// retry with the same key is a new write. After any other 5xx, such as `outcome-unknown`, the
-/// client retries with the same key: the retry gets the stored response, or is a new write. The
-/// client must not derive the body of the retry from data that it has read under an older token;
-/// see [`idempotency`](crate::idempotency).
+/// writes are stored. The [guide](crate::guide::idempotency) describes when a client may retry, and
+/// what it must not send again.
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. In another scope, the same

@@ -77,66 +77,37 @@
 //!
 //! # Responses that do not raise the fence
 //!
-//! A token is a number, and the highest number supersedes all lower ones. A client without
-//! permissions on a resource must not be able to block the resource with a high number. Therefore
-//! these responses leave the fence unchanged:
+//! The [contract](crate::spec#the-effect-of-a-response) lists the responses that leave the fence
+//! unchanged, so that a client without permissions cannot block a resource with a high token. Some
+//! of them raise the fence if the handler has used its transaction, because the layer cannot
+//! distinguish the response of an extractor or of middleware from that of the handler. The layer
+//! assumes that the handler has seen data if it has used the connection of its
+//! [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler derives
+//! such a response from data that it has read elsewhere, an older holder may still overwrite that
+//! data. Read in the transaction instead, or respond with 409.
 //!
-//! - 401, 403 and 405, whatever the handler has done before.
-//! - 400, 406, 411, 413, 414, 415, 417, 422, 426 and 431, unless the handler has used its
-//!   transaction. Extractors and middleware refuse invalid requests with these statuses, and the
-//!   layer cannot distinguish such a response from the handler's own. The layer assumes that the
-//!   handler has seen data if it has used the connection of its [`FencedTx`](crate::FencedTx) or of
-//!   its [`PendingWrite`] for a statement. If a handler derives such a response from data that it
-//!   has read elsewhere, an older holder may still overwrite that data. Read in the transaction
-//!   instead, or respond with 409.
-//!
-//! Every other response raises the fence. For example, a 404 or a 409 reports the state of the
-//! resource, so no older holder may change the resource after the response. However, the layer
-//! rolls back the transaction before it raises the fence. Between these two steps, a write with an
-//! older token that waits for the row lock in another process may still succeed. To rely on a 404
-//! or a 409, use a [fenced read](#fenced-reads). A redirect counts as a success, so the layer
-//! commits. If an extractor redirects unauthenticated clients to a login page, put that extractor
-//! outside of the layer. A client with permissions can still block a resource with an arbitrarily
-//! high number, unless the layer accepts only [signed tokens](FenceLayer::verify_with). If all
-//! tokens come from this crate's issuers,
-//! [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the effect of such a
-//! number.
+//! Every other response raises the fence, but the layer first rolls back the transaction. Between
+//! these two steps, a write with an older token that waits for the row lock in another process may
+//! still succeed. To rely on a 404 or a 409, use a [fenced read](#fenced-reads). A redirect counts
+//! as a success, so the layer commits. If an extractor redirects unauthenticated clients to a login
+//! page, put that extractor outside of the layer.
 //!
 //! # Fenced reads
 //!
-//! The layer handles a request with a safe method (GET, HEAD, QUERY) and a token as a reusable
-//! write that writes nothing:
-//!
-//! 1. The layer admits the token in the transaction of the read, and refuses a stale token. The
-//!    read waits for a write that is in progress, and older writers that arrive later wait for the
-//!    read.
-//! 2. The handler runs once, with the timeout of a write. It may read on
-//!    [`FencedTx`](crate::FencedTx) or elsewhere. If it takes a second connection from the same
-//!    pool, it can starve the pool.
-//! 3. If the status is below 500, and the response neither rejects the client (see above) nor
-//!    [requests a rollback](Rollback), the layer commits durably. From then on, older tokens are
-//!    stale, and the read has seen every older write. Because the layer also commits after a 404 or
-//!    a 409, the handler must not write. If the database refuses the COMMIT because a statement of
-//!    the handler has failed, the layer raises the fence, and sends an error instead of the
-//!    handler's response.
-//! 4. If the response rejects the client, the fence is unchanged. After any other response, older
-//!    tokens are stale (with the exceptions under [Deployment](#deployment)), but the read may not
-//!    have seen the last older write.
+//! The [contract](crate::spec#the-effect-of-a-response) describes fenced reads, and the [guide to
+//! reading](crate::guide::reading_before_writing) describes what is certain after each response.
+//! The read waits for a write that is in progress, and older writers that arrive later wait for the
+//! read. The handler runs once, with the timeout of a write, and must not write. It may read on
+//! [`FencedTx`](crate::FencedTx) or elsewhere.
 //!
 //! A request with a safe method and without a token has no transaction, and the layer does not
 //! limit its duration. A handler that extracts `Option<FencedTx>` serves both kinds of reads.
 //!
-//! A cache between the client and the layer must not answer a fenced read. Therefore the layer adds
-//! `Vary: Fencing-Token` to the response to a read without a token, and sets `Cache-Control:
-//! no-store` on the response to a fenced read.
-//!
 //! # Deployment
 //!
-//! - The layer protects only the writes of the handler on its [`FencedTx`](crate::FencedTx). Writes
-//!   on another connection or to another service are outside of the transaction.
-//! - While the handler runs, its request holds one connection of the pool. A handler that takes a
-//!   second connection from the same pool can starve the pool. Use the connection of the
-//!   transaction, or increase the size of the pool.
+//! The [guarantees](crate::guide::guarantees) describe what the layer does not protect, and
+//! [`deployment`](crate::deployment#sizing) describes how large the pool must be.
+//!
 //! - A timeout in a layer outside of this layer drops the request, like a client that disconnects.
 //!   The transaction is rolled back, but the fence is not raised, so older tokens may still be
 //!   valid after the response of that layer. If the COMMIT was in progress, the write may have
@@ -152,23 +123,12 @@
 //!   responds to a stale token with 412, although the route would respond with 405. With
 //!   `MethodRouter::route_layer`, as in `get(show).put(set).route_layer(layer)`, the layer does not
 //!   see those methods.
-//! - Different names denote different resources. If the handler parses the name (`Path<i64>`), the
-//!   layer has to parse it as well, with [`FromPath`]. Otherwise `/items/07` bypasses the fence of
-//!   `/items/7`.
 //! - Each resource that a request names with an admissible token gets a row, even if the handler
 //!   then fails, unless the response rejects the client. Outside of the layer, authenticate clients
 //!   and validate the names that a client can invent.
-//! - A replay under an idempotency key does not reach the handler, so permissions that the handler
-//!   checks are not checked again. A key belongs to the principal that sent it. Make sure that
-//!   [`Idempotency::principal`] identifies that principal.
 //! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
 //!   number of refusals that were `suppressed` since the previous line. Used tokens are logged in
 //!   the same way, in a separate line. The metrics count every refusal.
-//! - A 503 response guarantees nothing about older tokens. The database may be unreachable or busy,
-//!   or the layer may still be ending the transaction of a handler that took too long. The same
-//!   holds for a 500 response if the log reports "the fence could not be raised". In this case, the
-//!   handler has panicked or made its transaction unusable, and the layer cannot raise the fence in
-//!   a new transaction: the database has failed as well or, on SQLite, the lock is still held.
 
 mod extract;
 mod failure;
@@ -303,24 +263,15 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// `resource`, `key` and `mac`, exactly as the issuer has written them. The response gives the
     /// same reason for every invalid token, and the log contains the details.
     ///
-    /// Without verification, a client can block a resource with an arbitrarily high number in each
-    /// of the following ways. With verification, none of these ways works, whatever permissions the
-    /// client has:
+    /// Without verification, a client can block a resource with an arbitrarily high number: in a
+    /// write, even if the write fails, or in a fenced read, which needs no permission to write.
+    /// With verification, no client can, whatever permissions it has. This also applies behind a
+    /// [deferred](Self::deferred) layer, with [reusable](Self::reusable) tokens, under an
+    /// idempotency key, to each of several resources, and to signed tokens of another resource or
+    /// deployment, or with an increased number.
     ///
-    /// - a write with that number, which makes all lower tokens stale;
-    /// - a failed write with that number (a 404 or a 409, for example), which also makes all lower
-    ///   tokens stale;
-    /// - a fenced read with that number, which needs no permission to write;
-    /// - a write behind a [deferred](Self::deferred) layer, or with a [reusable](Self::reusable)
-    ///   token;
-    /// - a write under an idempotency key;
-    /// - a write to several resources, with a forged number for one of them;
-    /// - a write with a signed token of another resource or of another deployment, or with a signed
-    ///   token whose number the client has increased.
-    ///
-    /// Verification does not prevent replay. A client that sees a signed token can send it until
-    /// the token is stale. The holder can also send it after the lease has expired. In both cases,
-    /// only the fence decides whether the token is admitted.
+    /// Verification does not prevent [replay](crate::guide::signed_tokens#the-sender-of-a-token). A
+    /// signed token can be sent until it is stale, even after the lease has expired.
     ///
     /// The layer also verifies the token of a repetition under an idempotency key. If the key that
     /// signed the token has been rotated out, the layer refuses the repetition. If the client

@@ -1,14 +1,11 @@
 //! Connections that are reused from write to write, without running the pool's hooks.
 //!
-//! 1. After a successful write, a connection goes to the first waiter in the queue, or is kept for
-//!    the next write. This saves the round trips that the pool makes when a connection is returned
-//!    and acquired. Each waiter also waits for a connection of the pool.
-//! 2. If no connection is left in the pool, other tasks of the application may be waiting for one.
-//!    In that case one connection returns to the pool every ten milliseconds.
-//! 3. A connection that has been unused for twenty milliseconds returns to the pool. A connection
-//!    also returns after it has been out of the pool for one second. Otherwise the pool could not
-//!    close connections that have reached their maximum lifetime.
-//! 4. The COMMIT of a transaction also begins the next transaction on the connection.
+//! [`FenceBuilder::reuse_connections`](crate::FenceBuilder::reuse_connections) describes the rules.
+//!
+//! 1. Passing on a connection saves the round trips that the pool makes when a connection is
+//!    returned and acquired. Each waiter also waits for a connection of the pool.
+//! 2. If a connection never returned, the pool could not close it at its maximum lifetime, and
+//!    other tasks of the application could wait forever.
 
 use std::{
     collections::VecDeque,

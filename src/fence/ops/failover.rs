@@ -1,18 +1,7 @@
 //! Failover: a database that was promoted or restored may have lost its latest commits.
 //!
-//! 1. A lost commit may be a raise of the fence. An older holder could then write, and the newer
-//!    holder could overwrite that write, based on data that the newer holder had read before the
-//!    failover. A write that was confirmed *after* the failover would be lost.
-//! 2. Therefore the fence makes every token stale that was granted before the failover, including
-//!    tokens whose grants were lost. If the fence detects the failover, it raises the epoch of each
-//!    partition by 1,000, because the lost commits are assumed to contain fewer epochs. It also
-//!    raises the rows and the floor of the partition to the end of the new epoch. If an operator
-//!    reports the failover, the fence raises the epoch by only 500. If a promotion loses that
-//!    report, the 1,000 epochs for the promotion also cover the 500 of the report.
-//! 3. If a Postgres server was promoted or restored from its archive, the timeline of its WAL has
-//!    changed. Each row stores the timeline on which its last token was admitted. If a row has
-//!    another timeline, the fence first catches up for that resource, and only then admits a token.
-//!    If the database does not reveal a failover, an operator must report it.
+//! [`deployment`](crate::deployment#why-earlier-tokens-become-stale) describes why the fence makes
+//! all earlier tokens stale, how it notices a failover, and which failovers an operator reports.
 
 use std::pin::Pin;
 
@@ -44,10 +33,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// new epochs within a minute. Holders must acquire their leases again and read their data
     /// again.
     ///
-    /// Without this call, even writes that are confirmed *afterwards* can be lost. If the database
-    /// has lost the newer holder's grant, the fence admits the older holder again. The newer holder
-    /// then overwrites the older holder's write, based on data that the newer holder had read
-    /// before the failover.
+    /// Without this call, even writes that are confirmed *afterwards* [can be
+    /// lost](crate::deployment#why-earlier-tokens-become-stale).
     ///
     /// On Postgres, the fence makes these tokens stale automatically if the timeline of the WAL
     /// shows that the server was promoted or restored from its archive; see

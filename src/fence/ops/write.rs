@@ -1,16 +1,9 @@
 //! [`Fence::write`]: a single-statement write, together with its admission.
 //!
-//! 1. If the database supports it, the check and the write are one statement. They then take one
-//!    round trip after the test of the connection. The statement is its own transaction, so either
-//!    all of it is committed or none of it.
-//! 2. The statement's snapshot may be older than the last write to the resource, and then does not
-//!    contain that write. Therefore the statement also requires that the current version of the
-//!    fence's row is the one in its snapshot.
-//! 3. If the row has a newer version, if the token is stale, or if the statement finds nothing to
-//!    write, the statement fails and leaves no changes. It then runs again in an open transaction,
-//!    which determines the reason. That transaction first takes the lock, and then runs the
-//!    statement with a new snapshot.
-//! 4. If the statement collides with another transaction while it runs in the open transaction, it
+//! 1. If the database supports it, the check and the write are one statement, which commits by
+//!    itself. If that statement cannot write, it leaves no changes. It then runs again in an open
+//!    transaction, which determines the reason. [`Fence::write`] describes the conditions.
+//! 2. If the statement collides with another transaction while it runs in the open transaction, it
 //!    has had no effect. The transaction is then retried like an [admission](super::transact), but
 //!    never after COMMIT was sent.
 
