@@ -120,7 +120,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///   as a ping does. If the connection turns out to be closed, the fence uses another one.
     /// - After its write, a connection goes to the first waiter in the queue of this fence. If
     ///   there is no waiter, the connection is kept for 20 ms. Waiters are served in order, and
-    ///   each of them also waits for a connection of the pool. A connection returns to the pool
+    ///   another task acquires connections from the pool for them. A connection returns to the pool
     ///   after one second at the latest. If other tasks of the application may be waiting for a
     ///   connection, the fence returns one to the pool every ten milliseconds.
     /// - On Postgres, the COMMIT of a transaction also begins the next transaction on the same

@@ -133,7 +133,8 @@ async fn pool_filled_by_the_fence_is_reported_as_busy() {
     }
 }
 
-/// Once the pool has room, connections for several waiters are opened concurrently.
+/// If the pool is full, one task requests connections on behalf of the waiters. Once the pool has
+/// room, connections for several waiters are opened concurrently.
 #[tokio::test]
 async fn connections_for_waiters_are_opened_concurrently() {
     const SIZE: u32 = 3;
@@ -244,7 +245,7 @@ async fn pool_closes_while_an_unwanted_connection_is_opening() {
     }
 }
 
-/// The first waiter of the pool's queue belongs to the runtime that has ended.
+/// The task that requested both connections from the pool belongs to the runtime that has ended.
 #[test]
 fn waiter_continues_when_another_runtime_ends() {
     waiter_continues(false);

@@ -30,7 +30,7 @@ fn departed_waiters_lose_no_connection() {
 fn waiters_get_connections_despite_other_users_of_the_pool() {
     holds(reuse::other_users_have_connections);
     loses(
-        "reuse: a waiter does not wait for a connection of the pool",
+        "reuse: the acquiring task ends, and reports it a moment later",
         reuse::other_users_have_connections,
     );
 }
@@ -47,13 +47,17 @@ fn application_gets_connections_during_continuous_writes() {
 #[test]
 fn waiters_get_connections_after_failed_connects() {
     holds(reuse::some_connects_fail);
+    loses(
+        "reuse: the acquiring task ends after a failure, without reporting it",
+        reuse::some_connects_fail,
+    );
 }
 
 #[test]
 fn waiters_get_connections_after_another_runtime_ends() {
     holds(reuse::another_runtime_ends);
     loses(
-        "reuse: the watch task ends with its runtime, without reporting it",
+        "reuse: the acquiring task ends with its runtime, and leaves the queue unchanged",
         reuse::another_runtime_ends,
     );
 }

@@ -28,7 +28,7 @@ use crate::fence::{
 };
 
 /// Maximum time for which a connection is still tested or opened after its request was dropped.
-const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
+pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Minimum time from one closing of the pool's idle connections to the next.
 const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ impl<DB: Transactions> Direct<DB> {
     }
 
     /// Returns the failure for a request that got no connection.
-    fn refusal(&self, error: sqlx::Error) -> Failure {
+    pub(super) fn refusal(&self, error: sqlx::Error) -> Failure {
         // The pool times out both if it is exhausted and if the database is unreachable, because
         // sqlx tries to connect until the timeout. Only an exhausted pool counts as busy.
         match error {
@@ -107,7 +107,7 @@ impl<DB: Transactions> Direct<DB> {
     }
 
     /// Counts an acquisition that may have to open a connection, until the guard is dropped.
-    fn opening(&self) -> Option<Opening> {
+    pub(super) fn opening(&self) -> Option<Opening> {
         let may_open = self.pool.num_idle() == 0 && self.free() > 0;
         may_open.then(|| Opening::new(Arc::clone(&self.opening)))
     }
@@ -131,7 +131,7 @@ pub(in crate::fence) fn with_address<DB: Transactions>(
 }
 
 /// Guard of an acquisition that may be opening a connection.
-struct Opening(Arc<AtomicU32>);
+pub(super) struct Opening(Arc<AtomicU32>);
 
 impl Opening {
     fn new(count: Arc<AtomicU32>) -> Self {

@@ -29,13 +29,13 @@ pub fn is_on(name: &str) -> bool {
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reuse: a connection that was sent to a waiter that has left is lost",
-        file: "fence/conn/reuse.rs",
+        file: "fence/conn/reuse/mod.rs",
         code: "checked_out = unsent",
         broken: "std::mem::forget(unsent); return",
     },
     Mutant {
         name: "reuse: the watch task ends, and reports it a moment later",
-        file: "fence/conn/reuse.rs",
+        file: "fence/conn/reuse/mod.rs",
         code: "!state.watched",
         broken: "let done = !state.watched;
             if done {
@@ -48,32 +48,40 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reuse: the watch task ends while a connection is kept",
-        file: "fence/conn/reuse.rs",
+        file: "fence/conn/reuse/mod.rs",
         code: "!state.kept.is_empty();",
         broken: "!state.kept.is_empty() && !IS_ON;",
     },
     Mutant {
         name: "reuse: tasks that have had no connection lately get no share",
-        file: "fence/conn/reuse.rs",
+        file: "fence/conn/reuse/mod.rs",
         code: "state.shared.elapsed() >= FAIRNESS_INTERVAL",
         broken: "(state.shared.elapsed() >= FAIRNESS_INTERVAL) != IS_ON",
     },
     Mutant {
-        name: "reuse: a waiter does not wait for a connection of the pool",
-        file: "fence/conn/reuse.rs",
-        code: "self.0.direct.acquire(limits.pool_timeout)",
-        broken: "async {
-            if IS_ON { ::std::future::pending::<()>().await; }
-            self.0.direct.acquire(limits.pool_timeout).await
-        }",
+        name: "reuse: the acquiring task ends, and reports it a moment later",
+        file: "fence/conn/reuse/acquirer.rs",
+        code: "state.acquirers -= 1;
+                drop(state);
+                self.0 = None;",
+        broken: "drop(state); shared.lock().acquirers -= 1; self.0 = None;",
     },
     Mutant {
-        name: "reuse: the watch task ends with its runtime, without reporting it",
-        file: "fence/conn/reuse.rs",
-        code: "state.watched = false;
-            let all",
-        broken: "if !IS_ON { state.watched = false; }
-            let all",
+        name: "reuse: the acquiring task ends after a failure, without reporting it",
+        file: "fence/conn/reuse/acquirer.rs",
+        code: "let first = shared.lock().queue.pop_front();",
+        broken: "if IS_ON {
+                shared.lock().acquirers -= 1;
+                std::mem::forget(self);
+                return;
+            }
+            let first = shared.lock().queue.pop_front();",
+    },
+    Mutant {
+        name: "reuse: the acquiring task ends with its runtime, and leaves the queue unchanged",
+        file: "fence/conn/reuse/acquirer.rs",
+        code: "mem::take(&mut state.queue)",
+        broken: "std::collections::VecDeque::new()",
     },
     Mutant {
         name: "announced: a grant is recorded before it is announced",

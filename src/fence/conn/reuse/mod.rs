@@ -3,9 +3,12 @@
 //! [`FenceBuilder::reuse_connections`](crate::FenceBuilder::reuse_connections) describes the rules.
 //!
 //! 1. Passing on a connection saves the round trips that the pool makes when a connection is
-//!    returned and acquired. Each waiter also waits for a connection of the pool.
+//!    returned and acquired. If all connections are in use, one task ([`acquirer`]) waits for the
+//!    pool on behalf of all waiters.
 //! 2. If a connection never returned, the pool could not close it at its maximum lifetime, and
 //!    other tasks of the application could wait forever.
+
+mod acquirer;
 
 use std::{
     collections::VecDeque,
@@ -17,11 +20,16 @@ use std::{
 use derive_where::derive_where;
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep},
+    task::yield_now,
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::{CheckedOut, Origin, direct::Direct};
-use crate::fence::{fault::Failure, settings::Limits, sql::Transactions};
+use crate::fence::{
+    fault::Failure,
+    settings::{Limits, deadline},
+    sql::Transactions,
+};
 
 /// Interval at which a connection returns to the pool for other tasks that may be waiting for one.
 const FAIRNESS_INTERVAL: Duration = Duration::from_millis(10);
@@ -47,10 +55,14 @@ struct State<DB: Transactions> {
     /// Whether a task watches `kept`.
     watched: bool,
     /// The waiters. While a request waits, `kept` is empty.
-    queue: VecDeque<oneshot::Sender<CheckedOut<DB>>>,
+    queue: VecDeque<Waiter<DB>>,
+    /// The number of tasks that acquire connections from the pool.
+    acquirers: usize,
     /// The time at which a connection was last returned for other tasks.
     shared: Instant,
 }
+
+type Waiter<DB> = oneshot::Sender<Result<CheckedOut<DB>, sqlx::Error>>;
 
 impl<DB: Transactions> Reuse<DB> {
     pub(super) fn new(direct: Arc<Direct<DB>>) -> Self {
@@ -58,6 +70,7 @@ impl<DB: Transactions> Reuse<DB> {
             kept: Vec::new(),
             watched: false,
             queue: VecDeque::new(),
+            acquirers: 0,
             shared: Instant::now(),
         };
         Self(Arc::new(Shared {
@@ -66,24 +79,27 @@ impl<DB: Transactions> Reuse<DB> {
         }))
     }
 
-    /// Takes an available connection, or waits until a request passes one on or the pool has one.
+    /// Takes an available connection, or waits for one in the queue.
     pub(super) async fn take(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
-        let turn = {
-            let mut state = self.0.lock();
-            if let Some(at_hand) = self.0.at_hand(&mut state) {
-                return Ok(at_hand);
-            }
-            let (waiter, turn) = oneshot::channel();
-            state.queue.push_back(waiter);
-            turn
-        };
-        tokio::select! {
-            biased;
-            // If a connection arrives after this waiter has left, the connection is dropped, which
-            // returns it to the pool.
-            Ok(passed_on) = turn => Ok(passed_on),
-            acquired = self.0.direct.acquire(limits.pool_timeout) => {
-                Ok(CheckedOut::new(acquired?, Origin::Tested))
+        let direct = &self.0.direct;
+        let patience = direct.pool.options().get_acquire_timeout();
+        let until = deadline(limits.pool_timeout.min(patience));
+        loop {
+            let turn = {
+                let mut state = self.0.lock();
+                if let Some(at_hand) = self.0.at_hand(&mut state) {
+                    return Ok(at_hand);
+                }
+                let (waiter, turn) = oneshot::channel();
+                state.queue.push_back(waiter);
+                turn
+            };
+            self.0.start_acquirer();
+            match timeout_at(until, turn).await {
+                Ok(Ok(taken)) => return taken.map_err(|error| direct.refusal(error)),
+                // The task that acquires connections has ended together with its runtime.
+                Ok(Err(_)) => yield_now().await,
+                Err(_) => return Err(direct.refusal(sqlx::Error::PoolTimedOut)),
             }
         }
     }
@@ -141,10 +157,11 @@ impl<DB: Transactions> Shared<DB> {
     fn pass_on(self: &Arc<Self>, mut checked_out: CheckedOut<DB>) {
         let mut state = self.lock();
         while let Some(waiter) = state.queue.pop_front() {
-            match waiter.send(checked_out) {
+            match waiter.send(Ok(checked_out)) {
                 Ok(()) => return,
-                // The waiter has left.
-                Err(unsent) => checked_out = unsent,
+                // The waiter has timed out.
+                Err(Ok(unsent)) => checked_out = unsent,
+                Err(Err(_)) => return,
             }
         }
         state.kept.push((checked_out, Instant::now()));
@@ -159,7 +176,7 @@ impl<DB: Transactions> Shared<DB> {
 }
 
 impl<DB: Transactions> State<DB> {
-    /// Removes waiters that have left from the front of the queue. Returns whether a waiter is
+    /// Removes waiters that have timed out from the front of the queue. Returns whether a waiter is
     /// left.
     fn has_waiters(&mut self) -> bool {
         while self
