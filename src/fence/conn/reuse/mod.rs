@@ -3,8 +3,7 @@
 //! [`FenceBuilder::reuse_connections`](crate::FenceBuilder::reuse_connections) describes the rules.
 //!
 //! 1. Passing on a connection saves the round trips that the pool makes when a connection is
-//!    returned and acquired. If all connections are in use, one task ([`acquirer`]) waits for the
-//!    pool on behalf of all waiters.
+//!    returned and acquired. Tasks acquire further connections for the waiters ([`acquirer`]).
 //! 2. If a connection never returned, the pool could not close it at its maximum lifetime, and
 //!    other tasks of the application could wait forever.
 
