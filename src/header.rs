@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mac_is_not_shown() {
+    fn debug_output_hides_the_mac() {
         let signed = token(42).with_mac(vec![1, 2]);
         assert!(!format!("{signed:?}").contains("[1, 2]"));
     }

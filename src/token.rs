@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_zxid_is_named_with_its_leader_epoch() {
+    fn refused_zxid_is_reported_with_its_leader_epoch() {
         for (epoch, counter) in [(0, 0), (232_830, 2_764_472_320), (1 << 31, 0)] {
             let zxid = (epoch << 32) | counter;
             let refused = Token::from_zxid(zxid).unwrap_err();

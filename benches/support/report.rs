@@ -53,11 +53,11 @@ impl Report {
         self.save();
     }
 
-    /// Prints the folder of the files. If no table has the title that the options select, exits
-    /// with status 2.
+    /// Prints the folder of the files. If no title contains the text of `--table`, exits with
+    /// status 2.
     pub fn finish(&self) {
         if self.parts.is_empty() {
-            eprintln!("no table of {} has this text in its title", self.name);
+            eprintln!("no table of {} has the text of --table in its title", self.name);
             std::process::exit(2);
         }
         println!("{}", self.folder().display());

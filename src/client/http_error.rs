@@ -102,11 +102,11 @@ fn address(url: &Url) -> String {
     }
 }
 
-/// Returns the detail or the title of a problem document, preceded by a colon. An issuer always
-/// sends such a document.
+/// Returns the detail or the title of a problem document, preceded by a colon. If there is no such
+/// document, returns a hint, because every issuer sends one.
 fn detail(problem: Option<&Value>) -> String {
     let Some(problem) = problem else {
-        return ": check that its URL ends with the path of an issuer, such as /locks".to_owned();
+        return ": check that the URL ends with the path of an issuer, such as /locks".to_owned();
     };
     let member = |name| problem.get(name)?.as_str();
     let text = member("detail").or_else(|| member("title"));

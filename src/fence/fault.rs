@@ -165,10 +165,10 @@ impl Failure {
     /// Returns the failure for a request that timed out while it waited for another request of this
     /// process for the same resource.
     pub(super) fn in_use() -> Self {
-        let in_use = "another request of this process uses the resource";
+        let in_use = "another request of this process is using the resource";
         Self {
             fault: Fault::Contention,
-            // Unlike most variants, this one adds no text about a communication that failed.
+            // Unlike most variants, this one does not add that a communication failed.
             cause: Arc::new(sqlx::Error::InvalidArgument(in_use.to_owned())),
         }
     }

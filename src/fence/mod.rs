@@ -44,8 +44,8 @@
 //! - [`migrate`](Fence::migrate) creates the [tables and the
 //!   functions](crate::deployment#tables-and-schema) of the fence, with a separate migration
 //!   history: on Postgres in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`.
-//! - Durability is that of the database, on [Postgres](crate::deployment#tables-and-schema) and on
-//!   [SQLite](crate::deployment#sqlite). After a
+//! - The database determines the durability, on [Postgres](crate::deployment#tables-and-schema) and
+//!   on [SQLite](crate::deployment#sqlite). After a
 //!   [failover](crate::deployment#when-the-database-fails-over), all earlier tokens are stale.
 //! - [`Fence::maintain`] removes the rows of [resources that are no longer
 //!   used](crate::deployment#resources-that-are-no-longer-used), and expired idempotency keys.
@@ -151,7 +151,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// Returns sqlx's error if the URL is invalid, if it belongs to another kind of database, or if
     /// the database is still unreachable after 30 seconds. SQLite creates a missing file only if
-    /// the URL ends with `?mode=rwc`.
+    /// the URL contains `mode=rwc`.
     pub async fn connect(url: &str) -> sqlx::Result<Self> {
         Self::builder().connect(url).await
     }

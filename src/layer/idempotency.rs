@@ -26,7 +26,7 @@ use crate::{
 /// the response in the transaction of the write. A repetition receives the stored response with
 /// `Idempotent-Replayed: true`, even if its token has become stale. Only the responses of committed
 /// writes are stored. The [guide](crate::guide::idempotency) describes when a client may retry, and
-/// what it must not send again.
+/// which requests it must not repeat.
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. In another scope, the same

@@ -78,13 +78,13 @@
 //! # Responses that do not raise the fence
 //!
 //! The [contract](crate::spec#the-effect-of-a-response) lists the responses that leave the fence
-//! unchanged, so that a client without permissions cannot block a resource with a high token. Some
-//! of them raise the fence if the handler has used its transaction, because the layer cannot
-//! distinguish the response of an extractor or of middleware from that of the handler. The layer
-//! assumes that the handler has seen data if it has used the connection of its
-//! [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler derives
-//! such a response from data that it has read elsewhere, an older holder may still overwrite that
-//! data. Read in the transaction instead, or respond with 409.
+//! unchanged, so that a client without permissions cannot block a resource with a high token. A
+//! response with one of these statuses nevertheless raises the fence if the handler has used its
+//! transaction. The layer cannot distinguish the response of an extractor or of middleware from
+//! that of the handler. It assumes that the handler has seen data if it has used the connection of
+//! its [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler
+//! derives such a response from data that it has read elsewhere, an older holder may still
+//! overwrite that data. Read in the transaction instead, or respond with 409.
 //!
 //! Every other response raises the fence, but the layer first rolls back the transaction. Between
 //! these two steps, a write with an older token that waits for the row lock in another process may
@@ -265,13 +265,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// Without verification, a client can block a resource with an arbitrarily high number: in a
     /// write, even if the write fails, or in a fenced read, which needs no permission to write.
-    /// With verification, no client can, whatever permissions it has. This also applies behind a
-    /// [deferred](Self::deferred) layer, with [reusable](Self::reusable) tokens, under an
-    /// idempotency key, to each of several resources, and to signed tokens of another resource or
-    /// deployment, or with an increased number.
+    /// With verification, a client cannot do this, whatever permissions it has. This also applies
+    /// behind a [deferred](Self::deferred) layer, to [reusable](Self::reusable) tokens, under an
+    /// idempotency key, and to each of several resources. A signed token of another resource or
+    /// deployment, or with an increased number, is refused.
     ///
     /// Verification does not prevent [replay](crate::guide::signed_tokens#the-sender-of-a-token). A
-    /// signed token can be sent until it is stale, even after the lease has expired.
+    /// client can send a signed token until it is stale, even after the lease has expired.
     ///
     /// The layer also verifies the token of a repetition under an idempotency key. If the key that
     /// signed the token has been rotated out, the layer refuses the repetition. If the client

@@ -1,4 +1,4 @@
-//! Map whose entries expire, for data of leases that a process keeps in memory.
+//! Map whose entries expire, for the lease data that a process keeps in memory.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::time::after;
 
-/// Map whose entries expire, for a [`Backend`](super::Backend) that keeps data of leases in memory.
+/// Map whose entries expire, for a [`Backend`](super::Backend) that keeps lease data in memory.
 ///
 /// An insertion removes the expired entries whenever the number of entries has about doubled since
 /// the last removal. The map therefore has at most 16 entries more than twice the largest number of
@@ -31,7 +31,7 @@ struct Entries<K, V> {
 }
 
 impl<K: Hash + Eq, V> Expiring<K, V> {
-    /// Adds an entry, or replaces it. It expires after `lasts`.
+    /// Adds or replaces an entry, which expires after `lasts`.
     pub fn insert(&self, key: K, value: V, lasts: Duration) {
         let mut entries = self.lock();
         if entries.values.len() >= 2 * entries.swept + 16 {

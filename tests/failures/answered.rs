@@ -179,7 +179,7 @@ impl Holders {
         }
     }
 
-    /// Returns the highest token of a resource that was returned until now.
+    /// Returns the highest token that was returned for a resource so far.
     fn highest(&self, resource: usize) -> i64 {
         *self.granted[resource].lock().unwrap()
     }

@@ -117,7 +117,7 @@ async fn a_redis_alone_may_ask_for_a_certificate() {
 }
 
 #[tokio::test]
-async fn over_tls_a_redis_has_the_leases() {
+async fn redis_over_tls_stores_the_leases() {
     let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
     let authority = certificates.path("authority.pem");
     let (_redis, port) = redis_with_tls(&certificates, &["--tls-auth-clients", "no"]).await;

@@ -203,7 +203,7 @@ async fn variable_that_is_not_utf_8_is_refused() {
         let value = OsStr::from_bytes(b"hunter2-0123456789-\xff");
         command.args(arguments).env(variable, value);
         let refused = ended(command).await;
-        // The other errors are those of the arguments.
+        // Errors with status 64 come from the parser of the arguments, without this prefix.
         let prefix = if status == 78 { "tower-fence: " } else { "" };
         let says = format!("{prefix}{variable} is not UTF-8");
         refused.is(status).says(&says);

@@ -68,7 +68,7 @@ impl ZooKeeper {
             .spawn();
         self.child = Some(child.expect("java is not installed: use tests/run"));
         for _ in 0..1_000 {
-            // The server ends if another process has taken one of its ports.
+            // The server exits if another process has taken one of its ports.
             if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
                 break;
             }

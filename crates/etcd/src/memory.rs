@@ -20,8 +20,8 @@ use crate::counter::Counter;
 #[derive(Default)]
 pub(crate) struct Memory {
     counters: Mutex<HashMap<u8, Counter>>,
-    /// Blocked resources for which a request was refused. The next request removes the entry, and
-    /// reads the resource first.
+    /// Blocked resources for which a request was refused. The next request that does not wait
+    /// removes the entry, and reads the resource first.
     pub(crate) refused: Expiring<Resource, ()>,
     /// Leases without a lock delay that this process has granted or renewed, by resource and stored
     /// lease id.

@@ -42,8 +42,8 @@ pub type QuorumLeases = Driver<QuorumBackend>;
 pub struct QuorumBackend {
     pub(crate) nodes: Nodes,
     pub(crate) attempts: Attempts,
-    /// The held leases that this process has granted or renewed, by resource and stored lease id.
-    /// With a grant in memory, a renewal or a release need not read the lease.
+    /// The grants of held leases that this process has granted or renewed, by resource and stored
+    /// lease id. With a grant in memory, a renewal or a release need not read the lease.
     pub(crate) grants: Expiring<(Resource, String), Grant>,
 }
 

@@ -37,7 +37,7 @@ mod tests {
 
     use super::*;
 
-    /// Generates replies to a read of up to three leases.
+    /// Generates replies to a read of up to two leases.
     fn found() -> impl Strategy<Value = String> {
         let number = "[0-9]{1,20}";
         let value = (number, number, "[01]")

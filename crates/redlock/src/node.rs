@@ -24,8 +24,8 @@ use super::{
     scripts::Call,
 };
 
-/// Node of the quorum, which is an independent Redis server. If its connection is lost, it is
-/// opened again.
+/// Independent Redis server of the quorum. If the connection to the server is lost, the node opens
+/// a new one.
 pub(crate) struct Node {
     client: Client,
     /// The host, the port and the database, without a password.

@@ -25,7 +25,7 @@ pub const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found. Shells use this status, too.
 pub const NOT_FOUND: u8 = 127;
 
-/// The beginning of the text if the server of the leases does not answer.
+/// Beginning of the text of a failure if the server of the leases does not answer.
 pub const NO_ANSWER: &str = "no answer from the server";
 
 /// The failure of a command.
@@ -65,7 +65,7 @@ impl Failure {
             .replace("call `Fence::migrate`", "run `tower-fence migrate`")
             .replace("Call `Fence::migrate`", "Run `tower-fence migrate`");
         let hint = if text.starts_with(NO_ANSWER) {
-            "; start it with `tower-fence serve`, or name another server with --url"
+            "; start the server with `tower-fence serve`, or name another one with --url"
         } else if text.contains("does not show its timeline") {
             "; grant the role EXECUTE on pg_walfile_name, or see --no-failover-detection"
         } else if text.contains("permission denied for database") {

@@ -113,8 +113,8 @@ impl<DB: Transactions> Direct<DB> {
     }
 }
 
-/// Adds the address of the server, without secrets, to the error of a connection that was not
-/// opened.
+/// Adds the address of the server, without secrets, to an I/O error or a timeout of an attempt to
+/// connect. Returns other errors unchanged.
 pub(in crate::fence) fn with_address<DB: Transactions>(
     options: &<DB::Connection as Connection>::Options,
     error: sqlx::Error,

@@ -1,7 +1,8 @@
 //! Failover: a database that was promoted or restored may have lost its latest commits.
 //!
 //! [`deployment`](crate::deployment#why-earlier-tokens-become-stale) describes why the fence makes
-//! all earlier tokens stale, how it notices a failover, and which failovers an operator reports.
+//! all earlier tokens stale, how it notices a failover, and which failovers an operator must
+//! report.
 
 use std::pin::Pin;
 

@@ -119,7 +119,7 @@ impl<B: Backend> Driver<B> {
         &self.store.backend
     }
 
-    /// Replaces the backend and its listener. No request is in the queue of the result.
+    /// Replaces the backend and its listener. The queue of the returned driver is empty.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub(super) fn with_backend(self, backend: B) -> Self {
         let store = Store {

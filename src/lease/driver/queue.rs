@@ -445,7 +445,7 @@ mod tests {
         drop(first);
         assert_eq!(turn(&second), Some(Turn::Over));
         drop(second);
-        assert!(!turns.has_waiters(&sku()), "an empty turns is kept");
+        assert!(!turns.has_waiters(&sku()), "an empty queue is kept");
     }
 
     #[tokio::test]

@@ -138,7 +138,7 @@ impl Functions {
         })
     }
 
-    /// Releases, abandons or breaks a lease.
+    /// Releases or breaks a lease, or removes the traces of one request.
     pub(super) async fn end(&self, resource: &Resource, end: &End) -> Result<Reply, LeaseError> {
         let name = Text(Some(resource.as_str()));
         let (function, arguments) = match end {

@@ -22,7 +22,7 @@ pub(super) struct Server {
     command_timeout: Duration,
 }
 
-/// How often a command may run.
+/// How many times a command may run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Runs {
     Once,
@@ -100,9 +100,9 @@ impl Server {
         self.connected.subscribe()
     }
 
-    /// Runs a command. If the command may run twice, repeats it if the connection breaks, because
-    /// servers close idle connections and a response can be lost. The command timeout limits both
-    /// attempts together. Also returns whether the command may have run twice.
+    /// Runs a command. If the connection breaks, and the command may run twice, the command is
+    /// repeated, because servers close idle connections and a response can be lost. The command
+    /// timeout limits both attempts together. Also returns whether the command may have run twice.
     pub(super) async fn run<T, F>(
         &self,
         runs: Runs,
@@ -125,7 +125,7 @@ impl Server {
         }
     }
 
-    /// Runs a script like [`run`](Self::run).
+    /// Like [`run`](Self::run), for a script.
     pub(super) async fn call<T: FromRedisValue>(
         &self,
         runs: Runs,

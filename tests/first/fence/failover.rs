@@ -480,7 +480,8 @@ async fn lease_in_postgres_is_lost_with_its_timeline() {
     assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
 }
 
-/// The grants are announced, so the fence refuses the first one immediately.
+/// The grants are announced. The fence refuses the first announcement after the failover, so the
+/// store begins a new epoch immediately.
 #[tokio::test]
 async fn store_with_its_own_counter_begins_a_new_epoch() {
     async fn grants_above<L: Leases>(db: &Fresh<Postgres>, leases: L) {

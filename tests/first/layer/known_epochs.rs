@@ -132,7 +132,8 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
 }
 
-/// The grant is above the last token of its epoch, in an epoch that was not issued.
+/// A write uses the last token of the first epoch, so the next grant is the first token of an epoch
+/// that was unknown before.
 async fn grant_is_known_although_its_token_was_tried_before<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;

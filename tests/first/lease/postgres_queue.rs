@@ -33,7 +33,7 @@ async fn other_process(db: &Fresh<Postgres>) -> PostgresLeases {
     PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))
 }
 
-/// Registers the listener 7, like a process that serves waiters.
+/// Registers listener 7, like a process that serves waiters.
 async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
     let mut listener = PgListener::connect(&db.url).await.unwrap();
     let register = "SELECT tower_fence.lease_listen(7)";
@@ -42,7 +42,7 @@ async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
     listener
 }
 
-/// Requests the lease, and does not wait until the request is in the queue.
+/// Requests the lease in a task, without waiting until the request is in the queue.
 fn asks(leases: &PostgresLeases) -> JoinHandle<Result<Lease, LeaseError>> {
     let leases = leases.clone();
     tokio::spawn(async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await })

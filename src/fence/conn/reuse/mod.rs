@@ -1,11 +1,12 @@
 //! Connections that are reused from write to write, without running the pool's hooks.
 //!
 //! [`FenceBuilder::reuse_connections`](crate::FenceBuilder::reuse_connections) describes the rules.
+//! They have these reasons:
 //!
 //! 1. Passing on a connection saves the round trips that the pool makes when a connection is
 //!    returned and acquired. Tasks acquire further connections for the waiters ([`acquirer`]).
 //! 2. If a connection never returned, the pool could not close it at its maximum lifetime, and
-//!    other tasks of the application could wait forever.
+//!    other tasks of the application could wait for a connection forever.
 
 mod acquirer;
 

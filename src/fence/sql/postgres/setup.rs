@@ -199,7 +199,7 @@ impl Setup for Postgres {
         checksum BYTEA NOT NULL,
         execution_time BIGINT NOT NULL";
         let schema = names.prefix().trim_end_matches('.');
-        // A block prints nothing, unlike a SELECT.
+        // Unlike a SELECT, a DO block prints no rows.
         let set = |setting: &str, value: &str| {
             format!(
                 "DO $fence$ BEGIN PERFORM set_config('{setting}', {value}, true); END $fence$;\n"
