@@ -54,7 +54,7 @@ pub enum HttpError {
     /// secret is missing or wrong, or because the URL does not lead to an issuer. A client from
     /// `HttpLeases::new` does not follow redirections, because the request contains a lease id. A
     /// retry gets the same response.
-    #[error("the issuer refused the request with status {status}{}", detail(.problem.as_ref()))]
+    #[error("the issuer refused the request with status {status}{}", detail(.status, .problem.as_ref()))]
     Refused {
         /// The status of the response.
         status: StatusCode,
@@ -102,16 +102,17 @@ fn address(url: &Url) -> String {
     }
 }
 
-/// Returns the detail or the title of a problem document, preceded by a colon. If there is no such
-/// document, returns a hint, because every issuer sends one.
-fn detail(problem: Option<&Value>) -> String {
-    let Some(problem) = problem else {
-        return ": check that the URL ends with the path of an issuer, such as /locks".to_owned();
-    };
-    let member = |name| problem.get(name)?.as_str();
-    let text = member("detail").or_else(|| member("title"));
-    text.map(|text| format!(": {}", limited(text)))
-        .unwrap_or_default()
+/// Returns the detail or the title of a problem document, preceded by a colon. Without a document,
+/// returns a hint for a status that other servers send for an unknown path.
+fn detail(status: &StatusCode, problem: Option<&Value>) -> String {
+    let member = |name| problem?.get(name)?.as_str();
+    match member("detail").or_else(|| member("title")) {
+        Some(text) => format!(": {}", limited(text)),
+        None if matches!(status.as_u16(), 404 | 405) => {
+            ": no issuer serves this path, or only without the routes for operators".to_owned()
+        }
+        None => String::new(),
+    }
 }
 
 impl From<HttpError> for LeaseError {
@@ -135,5 +136,14 @@ mod tests {
             refused.contains('é') && refused.chars().count() < 500,
             "{refused}"
         );
+    }
+
+    #[test]
+    fn a_missing_route_has_a_hint() {
+        let text = |status| HttpError::refused(status, b"").to_string();
+        let missing = text(StatusCode::NOT_FOUND);
+        assert!(missing.contains("no issuer serves this path"), "{missing}");
+        let forbidden = text(StatusCode::FORBIDDEN);
+        assert!(forbidden.ends_with("403 Forbidden"), "{forbidden}");
     }
 }

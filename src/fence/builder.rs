@@ -215,8 +215,12 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Returns sqlx's error if the URL is invalid, if it belongs to another kind of database, or if
     /// the database is still unreachable after 30 seconds.
     pub async fn connect(self, url: &str) -> sqlx::Result<Fence<DB>> {
+        let is_own = |scheme: &str| {
+            let mut own = DB::URL_SCHEMES.iter();
+            own.any(|own| scheme.trim_start().eq_ignore_ascii_case(own))
+        };
         if let Some((scheme, _)) = url.split_once("://")
-            && !DB::URL_SCHEMES.contains(&scheme)
+            && !is_own(scheme)
         {
             let schemes = DB::URL_SCHEMES.join(":// or ");
             let expected = format!("the URL of the database must begin with {schemes}://");
@@ -235,7 +239,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// # Errors
     ///
     /// Returns sqlx's error if the database is still unreachable after the pool's
-    /// `acquire_timeout`.
+    /// `acquire_timeout`. One more attempt to connect, of at most one second, then determines the
+    /// cause.
     pub async fn connect_with(
         mut self,
         pool: PoolOptions<DB>,
@@ -260,9 +265,10 @@ async fn cause_of_timeout<DB: FenceDatabase>(
     options: &<DB::Connection as Connection>::Options,
 ) -> sqlx::Error {
     let attempt = timeout(ONE_ATTEMPT, DB::Connection::connect_with(options)).await;
-    let error = match attempt {
-        Ok(Err(error)) => error,
-        Ok(Ok(_)) | Err(_) => sqlx::Error::PoolTimedOut,
-    };
-    with_address::<DB>(options, error)
+    match attempt {
+        Ok(Err(error)) => with_address::<DB>(options, error),
+        Err(_) => with_address::<DB>(options, sqlx::Error::PoolTimedOut),
+        // The database is reachable. For example, the pool's `after_connect` has failed.
+        Ok(Ok(_)) => sqlx::Error::PoolTimedOut,
+    }
 }

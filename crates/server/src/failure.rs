@@ -64,7 +64,7 @@ impl Failure {
             .text
             .replace("call `Fence::migrate`", "run `tower-fence migrate`")
             .replace("Call `Fence::migrate`", "Run `tower-fence migrate`");
-        let hint = if text.starts_with(NO_ANSWER) {
+        let hint = if text.starts_with(NO_ANSWER) && text.contains("refused") {
             "; start the server with `tower-fence serve`, or name another one with --url"
         } else if text.contains("does not show its timeline") {
             "; grant the role EXECUTE on pg_walfile_name, or see --no-failover-detection"
