@@ -57,7 +57,10 @@ impl Report {
     /// status 2.
     pub fn finish(&self) {
         if self.parts.is_empty() {
-            eprintln!("no table of {} has the text of --table in its title", self.name);
+            eprintln!(
+                "no table of {} has the text of --table in its title",
+                self.name
+            );
             std::process::exit(2);
         }
         println!("{}", self.folder().display());
