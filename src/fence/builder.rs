@@ -222,8 +222,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         if let Some((scheme, _)) = url.split_once("://")
             && !is_own(scheme)
         {
-            let schemes = DB::URL_SCHEMES.join(":// or ");
-            let expected = format!("the URL of the database must begin with {schemes}://");
+            let schemes = DB::URL_SCHEMES.join(": or ");
+            let expected = format!("the URL of the database must begin with {schemes}:");
             return Err(sqlx::Error::Configuration(expected.into()));
         }
         self.connect_with(PoolOptions::new(), url.parse()?).await
