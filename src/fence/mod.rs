@@ -88,7 +88,7 @@ pub(crate) use self::{
     fault::Fault,
     ops::{KeyedRequest, Once, OnceError, Written, typed},
     sql::{RecordId, Statement, StoredResponse, TransactionId},
-    tx::{Closed, Place, Slot, Transaction},
+    tx::{Contents, Place, Slot, Transaction},
 };
 
 /// [`FencedTx`] on Postgres.

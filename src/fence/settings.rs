@@ -94,6 +94,12 @@ pub(super) fn deadline(within: Duration) -> Instant {
     Instant::now() + within.min(FAR)
 }
 
+/// Returns a duration in whole milliseconds, the unit of the settings of the databases. The result
+/// is at least 1, because 0 disables a timeout in Postgres.
+pub(in crate::fence) fn millis(limit: Duration) -> String {
+    limit.as_millis().clamp(1, i32::MAX as u128).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,5 +140,16 @@ mod tests {
             ..several
         };
         assert_eq!(longest.whole(), Duration::MAX);
+    }
+
+    #[test]
+    fn timeout_is_never_rounded_to_zero() {
+        for (limit, whole) in [
+            (Duration::ZERO, "1"),
+            (Duration::from_micros(2_900), "2"),
+            (Duration::MAX, "2147483647"),
+        ] {
+            assert_eq!(millis(limit), whole);
+        }
     }
 }

@@ -377,7 +377,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
 
     /// Adds the request extensions that the handler's extractors read.
     fn lend(&self, slot: &Slot<DB>, parts: &mut Parts) {
-        if self.deferred && !parts.method.is_safe() {
+        let deferred = self.deferred && !parts.method.is_safe();
+        if deferred {
             let (fence, token_use) = (self.fence.clone(), self.token_use);
             let on_begin = self.on_begin.as_ref();
             let on_begin = on_begin.map(|hook| OnBegin::new(hook, parts));
@@ -387,7 +388,6 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if !slot.is_pending() {
             parts.extensions.insert(slot.admitted());
         }
-        let deferred = self.deferred && !parts.method.is_safe();
         parts.extensions.insert(FencedBy {
             database: DB::NAME,
             deferred,

@@ -34,7 +34,7 @@ use super::{
 use crate::{
     chain::Chain,
     fence::{
-        AdmitError, Closed, CommitError, Fence, FenceDatabase, Place, Slot, StoredResponse,
+        AdmitError, CommitError, Contents, Fence, FenceDatabase, Place, Slot, StoredResponse,
         Transaction, TransactionId,
     },
 };
@@ -155,7 +155,7 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
 /// permits, so that waiting writes of this process continue only after the transaction has ended.
 struct Ending<DB: FenceDatabase> {
     slot: Slot<DB>,
-    closed: Closed<DB>,
+    closed: Contents<DB>,
 }
 
 impl<DB: FenceDatabase> Ending<DB> {
@@ -175,7 +175,7 @@ impl<DB: FenceDatabase> Ending<DB> {
         stored: Option<&StoredResponse>,
     ) -> Result<(), Refusal> {
         let claims = self.slot.claims();
-        let Closed {
+        let Contents {
             place,
             id,
             permits: _permits,

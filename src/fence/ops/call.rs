@@ -11,7 +11,12 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     calls::{Argument, CallError, CallFuture, Calls, FunctionCall, Statements},
     fence::{
-        Fence, error::AdmitError, fault::Failure, local::QueueKey, settings::deadline, sql::On,
+        Fence,
+        error::AdmitError,
+        fault::Failure,
+        local::QueueKey,
+        settings::{deadline, millis},
+        sql::On,
         tx::StandaloneStatement,
     },
 };
@@ -87,7 +92,7 @@ impl Fence<Postgres> {
         let names = self.known_names().await?;
         let sql = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; {}",
-            lock_ms(lock_timeout),
+            millis(lock_timeout),
             statements(names.prefix())
         );
         // Read the responses to the end, because the response to the COMMIT of all statements
@@ -109,7 +114,7 @@ impl Fence<Postgres> {
     ) -> Result<Vec<PgRow>, AdmitError> {
         let names = self.known_names().await?;
         let sql = prepared(call, names.prefix());
-        let lock_ms = lock_ms(lock_timeout).to_string();
+        let lock_ms = millis(lock_timeout);
         let called = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
             .run(async |On { conn, .. }| {
@@ -136,10 +141,6 @@ impl Fence<Postgres> {
             .await;
         Ok(called?)
     }
-}
-
-fn lock_ms(lock_timeout: Duration) -> u128 {
-    lock_timeout.as_millis().clamp(1, i32::MAX as u128)
 }
 
 /// Returns whether a wait for a lock timed out.

@@ -163,10 +163,10 @@ impl<DB: FenceDatabase> Fence<DB> {
             let began = Instant::now();
             let alone = StandaloneStatement::ready(&self.connections, limits).await;
             let alone = alone.map_err(AdmitError::from)?;
-            let (wait, own) = (limits.lock_timeout, &mut statement);
+            let own = &mut statement;
             let written = alone.run(async |on| {
                 let admit = Admit::new(claim, token_use, limits);
-                DB::write_at_once(on, admit, wait, own).await
+                DB::write_at_once(on, admit, own).await
             });
             let rows = written.await.map_err(WriteError::alone)?;
             if !rows.is_empty() {

@@ -25,7 +25,7 @@ pub(crate) use self::{
     records::{RecordId, Records, StoredResponse},
     setup::Setup,
     statement::{SingleStatements, Statement},
-    states::{Rows, StateRow, States},
+    states::{Rows, StateRow},
     tables::{Announcement, Idle, Tables},
     transactions::{Begin, Committed, TransactionId, Transactions},
 };
@@ -46,12 +46,12 @@ pub(in crate::fence) use self::{
 /// ```
 #[expect(private_bounds, reason = "sealed")]
 pub trait FenceDatabase:
-    Transactions + Setup + Admissions + SingleStatements + Records + Tables + States
+    Transactions + Setup + Admissions + SingleStatements + Records + Tables
 {
 }
 
 impl<DB> FenceDatabase for DB where
-    DB: Transactions + Setup + Admissions + SingleStatements + Records + Tables + States
+    DB: Transactions + Setup + Admissions + SingleStatements + Records + Tables
 {
 }
 

@@ -1,7 +1,5 @@
 //! Single-statement writes of the application.
 
-use std::time::Duration;
-
 use derive_where::derive_where;
 use sqlx::{Database, Execute, SqlStr};
 
@@ -19,7 +17,6 @@ pub(crate) trait SingleStatements: Database<Arguments: Clone> {
     async fn write_at_once(
         on: On<'_, Self>,
         admit: Admit<'_>,
-        lock_timeout: Duration,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<Self::Row>>;
 

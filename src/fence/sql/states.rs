@@ -1,10 +1,5 @@
 //! Statements that read the state of the fence for operators.
 
-use sqlx::Database;
-
-use super::On;
-use crate::token::Resource;
-
 /// Row of a resource: its name, `max_token`, the highest announced token, and the milliseconds
 /// since the last use.
 pub(crate) type StateRow = (String, i64, i64, i64);
@@ -20,30 +15,8 @@ pub(crate) struct Rows<'a> {
     pub(in crate::fence) limit: u32,
 }
 
-/// Statements of a database that read the state of the fence.
-#[trait_variant::make(Send)]
-pub(crate) trait States: Database {
-    /// Reads the row of a resource, if it has one.
-    async fn state(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<StateRow>>;
-
-    /// Reads rows in the order of their names, byte by byte.
-    async fn states(on: On<'_, Self>, rows: Rows<'_>) -> sqlx::Result<Vec<StateRow>>;
-
-    /// Reads the floor of a partition.
-    async fn floor(on: On<'_, Self>, partition: u8) -> sqlx::Result<i64>;
-
-    /// Reads the highest epoch of a partition, if it has one.
-    async fn last_epoch(on: On<'_, Self>, partition: u8) -> sqlx::Result<Option<i64>>;
-
-    /// Reads the identity of this source of epochs.
-    async fn source_id(on: On<'_, Self>) -> sqlx::Result<String>;
-
-    /// Reads the floors that are not 0.
-    async fn floors(on: On<'_, Self>) -> sqlx::Result<Vec<(i16, i64)>>;
-}
-
-/// Implements [`States`] for one database. This is a macro because sqlx has different types for
-/// each database. `idle_ms` is the SQL expression for the milliseconds since `updated_at`.
+/// Implements the methods of [`Tables`](super::Tables) that read the state of the fence. This is a
+/// macro because sqlx has different types for each database. `idle_ms` is the SQL expression for the milliseconds since `updated_at`.
 macro_rules! states {
     (idle_ms: $idle_ms:literal) => {
         async fn state(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Database;
 
-use super::{HighestStale, On};
+use super::{HighestStale, On, Rows, StateRow};
 use crate::{
     announce::LeaseDigest,
     token::{Resource, Token},
@@ -62,6 +62,24 @@ pub(crate) trait Tables: Database {
     /// Makes sure, durably, that the next epoch of a partition is above `seen`, and returns the
     /// floor of the partition.
     async fn report_epoch(on: On<'_, Self>, partition: u8, seen: i64) -> sqlx::Result<i64>;
+
+    /// Reads the row of a resource, if it has one.
+    async fn state(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<StateRow>>;
+
+    /// Reads rows in the order of their names, byte by byte.
+    async fn states(on: On<'_, Self>, rows: Rows<'_>) -> sqlx::Result<Vec<StateRow>>;
+
+    /// Reads the floor of a partition.
+    async fn floor(on: On<'_, Self>, partition: u8) -> sqlx::Result<i64>;
+
+    /// Reads the highest epoch of a partition, if it has one.
+    async fn last_epoch(on: On<'_, Self>, partition: u8) -> sqlx::Result<Option<i64>>;
+
+    /// Reads the identity of this source of epochs.
+    async fn source_id(on: On<'_, Self>) -> sqlx::Result<String>;
+
+    /// Reads the floors that are not 0.
+    async fn floors(on: On<'_, Self>) -> sqlx::Result<Vec<(i16, i64)>>;
 }
 
 /// Criteria for removing idle rows of a partition, and the maximum number of rows to remove.

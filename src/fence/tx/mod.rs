@@ -15,6 +15,6 @@ mod transaction;
 pub use self::fenced::FencedTx;
 pub(super) use self::standalone::StandaloneStatement;
 pub(crate) use self::{
-    slot::{Closed, Place, Slot},
+    slot::{Contents, Place, Slot},
     transaction::Transaction,
 };

@@ -24,19 +24,21 @@ use crate::fence::{
 /// Slot for one transaction. Clones refer to the same slot.
 #[derive_where(Clone)]
 pub(crate) struct Slot<DB: FenceDatabase> {
-    state: Arc<Mutex<State<DB>>>,
+    contents: Arc<Mutex<Contents<DB>>>,
     claims: Claims,
     has_key: bool,
     held_since: Instant,
 }
 
-struct State<DB: FenceDatabase> {
-    place: Place<Transaction<DB>>,
-    /// The permits of the transaction. They are kept here so that they are dropped at the end of
-    /// the request even if a handler keeps the transaction.
-    permits: Vec<Permit>,
+/// Contents of a slot.
+pub(crate) struct Contents<DB: FenceDatabase> {
+    pub(crate) place: Place<Transaction<DB>>,
+    /// The permits of the transaction. When they are dropped, waiting writes of this process
+    /// continue. The slot keeps them until the end of the request, even if a handler keeps the
+    /// transaction.
+    pub(crate) permits: Vec<Permit>,
     /// The id of the transaction on the server, if the transaction has begun.
-    id: Option<TransactionId>,
+    pub(crate) id: Option<TransactionId>,
 }
 
 /// State of a request's transaction.
@@ -67,28 +69,18 @@ pub(crate) enum Place<T> {
     Closed,
 }
 
-/// Contents of a slot at the time when it was closed.
-pub(crate) struct Closed<DB: FenceDatabase> {
-    pub(crate) place: Place<Transaction<DB>>,
-    /// The id of the transaction on the server, for terminating a transaction that is still lent.
-    pub(crate) id: Option<TransactionId>,
-    /// The permits of the transaction. When they are dropped, waiting writes of this process
-    /// continue.
-    pub(crate) permits: Vec<Permit>,
-}
-
 impl<DB: FenceDatabase> Slot<DB> {
     /// Creates a slot with a transaction in which `claims` were admitted.
     pub(super) fn new(transaction: Transaction<DB>, claims: Claims, permits: Vec<Permit>) -> Self {
         let has_key = transaction.claimed.is_some();
         let held_since = transaction.held_since;
-        let state = State {
+        let contents = Contents {
             id: transaction.id,
             place: home(transaction),
             permits,
         };
         Self {
-            state: Arc::new(Mutex::new(state)),
+            contents: Arc::new(Mutex::new(contents)),
             claims,
             has_key,
             held_since,
@@ -97,13 +89,13 @@ impl<DB: FenceDatabase> Slot<DB> {
 
     /// Creates a slot for a transaction that the handler will begin.
     pub(crate) fn pending(claims: Claims) -> Self {
-        let state = State {
+        let contents = Contents {
             place: Place::Pending,
             permits: Vec::new(),
             id: None,
         };
         Self {
-            state: Arc::new(Mutex::new(state)),
+            contents: Arc::new(Mutex::new(contents)),
             claims,
             has_key: false,
             held_since: Instant::now(),
@@ -237,9 +229,9 @@ impl<DB: FenceDatabase> Slot<DB> {
 
     /// Closes the slot, and returns its contents. After that, a transaction that is still lent
     /// cannot be committed.
-    pub(crate) fn close(&self) -> Closed<DB> {
+    pub(crate) fn close(&self) -> Contents<DB> {
         let mut state = self.lock();
-        Closed {
+        Contents {
             place: mem::replace(&mut state.place, Place::Closed),
             id: state.id,
             permits: mem::take(&mut state.permits),
@@ -259,9 +251,9 @@ impl<DB: FenceDatabase> Slot<DB> {
         fits
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<DB>> {
+    fn lock(&self) -> MutexGuard<'_, Contents<DB>> {
         // No code panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

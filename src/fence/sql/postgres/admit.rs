@@ -6,7 +6,7 @@
 
 use sqlx::Postgres;
 
-use super::transaction::{Settings, millis};
+use super::transaction::Settings;
 use crate::fence::sql::{Admission, Admissions, Admit, HighestStale, On, TransactionId};
 
 impl Admissions for Postgres {
@@ -39,15 +39,14 @@ impl Admissions for Postgres {
             };
         }
         let settings = Settings::of(admit.limits, conn.server_version_num());
-        let text = |ms: u128| ms.to_string();
         let id = sqlx::query_scalar(names.sql(ADMIT))
             .bind(admit.resource.as_str())
             .bind(admit.token.get())
             .bind(admit.raised_to())
-            .bind(text(millis(admit.limits.lock_timeout)))
-            .bind(text(settings.statement_ms))
-            .bind(text(settings.idle_ms))
-            .bind(settings.transaction_ms.map(text).unwrap_or_default())
+            .bind(settings.lock_ms)
+            .bind(settings.statement_ms)
+            .bind(settings.idle_ms)
+            .bind(settings.transaction_ms)
             .bind(admit.limits.durable)
             .bind(early)
             .fetch_optional(&mut *conn)
@@ -105,12 +104,11 @@ async fn admit_on_worker(
          pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
          CASE WHEN $4 <> '' THEN pg_catalog.set_config('transaction_timeout', $4, true) END";
     let settings = Settings::of(admit.limits, conn.server_version_num());
-    let text = |ms: u128| ms.to_string();
     sqlx::query(LIMITS)
-        .bind(text(millis(admit.limits.lock_timeout)))
-        .bind(text(settings.statement_ms))
-        .bind(text(settings.idle_ms))
-        .bind(settings.transaction_ms.map(text).unwrap_or_default())
+        .bind(settings.lock_ms)
+        .bind(settings.statement_ms)
+        .bind(settings.idle_ms)
+        .bind(settings.transaction_ms)
         .execute(&mut *conn)
         .await?;
     delegate(On::new(conn, names), admit).await
@@ -128,8 +126,8 @@ pub(super) async fn delegate(
         .bind(admit.resource.as_str())
         .bind(admit.token.get())
         .bind(admit.raised_to() < admit.token.get())
-        .bind(millis(admit.limits.lock_timeout).to_string())
-        .bind(settings.idle_ms.to_string())
+        .bind(settings.lock_ms)
+        .bind(settings.idle_ms)
         .bind(admit.limits.durable)
         .fetch_one(conn)
         .await?;

@@ -1,12 +1,10 @@
 //! Single-statement writes that also admit the token.
 
-use std::time::Duration;
-
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgRow};
 
-use super::transaction::millis;
 use crate::fence::{
     fault::has_changed_plan,
+    settings::millis,
     sql::{Admit, Arguments, On, SingleStatements, Statement},
 };
 
@@ -20,7 +18,6 @@ impl SingleStatements for Postgres {
     async fn write_at_once(
         On { conn, names }: On<'_, Self>,
         admit: Admit<'_>,
-        lock_timeout: Duration,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
         let mut arguments = statement.arguments.clone();
@@ -29,7 +26,7 @@ impl SingleStatements for Postgres {
             .add(admit.resource.as_str())
             .and_then(|()| arguments.add(admit.token.get()))
             .and_then(|()| arguments.add(admit.raised_to()))
-            .and_then(|()| arguments.add(format!("{}ms", millis(lock_timeout))));
+            .and_then(|()| arguments.add(millis(admit.limits.lock_timeout)));
         bound.map_err(sqlx::Error::Encode)?;
         let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
         // Read the responses to the end, because the response to the COMMIT follows the last row.

@@ -3,13 +3,13 @@
 
 use sqlx::{Postgres, Row, postgres::PgRow};
 
-use super::{
-    admit::delegate,
-    transaction::{Settings, millis},
-};
-use crate::fence::sql::{
-    Admission, ClaimOfKey, Claiming, HighestStale, On, Record, RecordId, Records, StoredResponse,
-    TransactionId,
+use super::{admit::delegate, transaction::Settings};
+use crate::fence::{
+    settings::millis,
+    sql::{
+        Admission, ClaimOfKey, Claiming, HighestStale, On, Record, RecordId, Records,
+        StoredResponse, TransactionId,
+    },
 };
 
 impl Records for Postgres {
@@ -30,11 +30,8 @@ impl Records for Postgres {
              ) AS a";
         let admit = claim.admit;
         let settings = Settings::of(admit.limits, conn.server_version_num());
-        let text = |ms: u128| ms.to_string();
-        let key_timeout = admit
-            .limits
-            .key_timeout
-            .unwrap_or(admit.limits.lock_timeout);
+        let key_timeout = admit.limits.key_timeout;
+        let key_ms = key_timeout.map_or_else(|| settings.lock_ms.clone(), millis);
         // On a distributed fence, the function only claims the key.
         let is_distributed = names.is_distributed();
         if is_distributed && claim.early {
@@ -47,15 +44,15 @@ impl Records for Postgres {
             .bind(&claim.id.key)
             .bind(&claim.fingerprint[..])
             .bind(claim.ttl_ms)
-            .bind(text(millis(admit.limits.lock_timeout)))
+            .bind(settings.lock_ms)
             .bind(claim.early)
             .bind(resource)
             .bind(admit.token.get())
             .bind(admit.raised_to() < admit.token.get())
-            .bind(text(millis(key_timeout)))
-            .bind(text(settings.statement_ms))
-            .bind(text(settings.idle_ms))
-            .bind(settings.transaction_ms.map(text).unwrap_or_default())
+            .bind(key_ms)
+            .bind(settings.statement_ms)
+            .bind(settings.idle_ms)
+            .bind(settings.transaction_ms)
             .fetch_one(&mut *conn)
             .await?;
         if is_distributed && row.try_get::<&str, _>("outcome")? == "claimed" {

@@ -4,9 +4,7 @@ use sqlx::{Postgres, SqlSafeStr};
 
 use crate::{
     announce::LeaseDigest,
-    fence::sql::{
-        Announcement, HighestStale, Idle, On, Rows, StateRow, States, Tables, states::states,
-    },
+    fence::sql::{Announcement, HighestStale, Idle, On, Rows, StateRow, Tables, states::states},
     token::{Resource, Token},
 };
 
@@ -145,8 +143,6 @@ impl Tables for Postgres {
             .fetch_one(conn)
             .await
     }
-}
 
-impl States for Postgres {
     states!(idle_ms: "CAST(extract(epoch FROM clock_timestamp() - updated_at) * 1000 AS bigint)");
 }

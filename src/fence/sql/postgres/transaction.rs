@@ -10,7 +10,7 @@ use sqlx::{
 
 use super::left_open;
 use crate::fence::{
-    settings::Limits,
+    settings::{Limits, millis},
     sql::{Begin, Committed, TransactionId, TransactionManager, Transactions, savepoint},
 };
 
@@ -128,11 +128,12 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE; \
 
 /// Timeouts of a transaction as settings of the server, in milliseconds.
 pub(super) struct Settings {
-    pub(super) statement_ms: u128,
-    pub(super) idle_ms: u128,
-    /// The timeout of the whole transaction, even if the transaction is never idle. `None` before
-    /// Postgres 17.
-    pub(super) transaction_ms: Option<u128>,
+    pub(super) lock_ms: String,
+    pub(super) statement_ms: String,
+    pub(super) idle_ms: String,
+    /// The timeout of the whole transaction, even if the transaction is never idle. Empty before
+    /// Postgres 17, which introduced this setting.
+    pub(super) transaction_ms: String,
 }
 
 impl Settings {
@@ -144,9 +145,10 @@ impl Settings {
             .saturating_add(limits.key_timeout.unwrap_or_default());
         let whole = || millis(limits.whole().saturating_add(MARGIN));
         Self {
+            lock_ms: millis(limits.lock_timeout),
             statement_ms: millis(waits.saturating_add(limits.work())),
             idle_ms: millis(limits.hold_timeout.saturating_add(MARGIN)),
-            transaction_ms: (version >= Some(17_00_00)).then(whole),
+            transaction_ms: (version >= Some(17_00_00)).then(whole).unwrap_or_default(),
         }
     }
 }
@@ -167,19 +169,20 @@ const DEALLOCATE: &str = "; DEALLOCATE ALL";
 /// Returns the statements that begin a transaction and set its timeouts, for this version of the
 /// server.
 fn begin_with_limits(version: Option<u32>, limits: Limits) -> String {
-    let first_wait = limits.key_timeout.unwrap_or(limits.lock_timeout);
+    let lock_timeout = limits.key_timeout.unwrap_or(limits.lock_timeout);
     let settings = Settings::of(limits, version);
     let mut sql = format!(
         "{BEGIN}; \
          SET LOCAL lock_timeout = {}; \
          SET LOCAL statement_timeout = {}; \
          SET LOCAL idle_in_transaction_session_timeout = {}",
-        millis(first_wait),
+        millis(lock_timeout),
         settings.statement_ms,
         settings.idle_ms,
     );
-    if let Some(whole_ms) = settings.transaction_ms {
-        sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
+    if !settings.transaction_ms.is_empty() {
+        sql.push_str("; SET LOCAL transaction_timeout = ");
+        sql.push_str(&settings.transaction_ms);
     }
     if limits.transaction_pooling {
         sql.push_str(DEALLOCATE);
@@ -202,12 +205,6 @@ fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
 
-/// Returns a duration in whole milliseconds, the unit of Postgres' settings. The result is at least
-/// 1, because 0 disables a timeout.
-pub(super) fn millis(limit: Duration) -> u128 {
-    limit.as_millis().clamp(1, i32::MAX as u128)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,16 +224,5 @@ mod tests {
         assert_eq!(timeout(Some(17_00_04)), Some(whole_ms));
         assert_eq!(timeout(Some(16_00_09)), None);
         assert_eq!(timeout(None), None);
-    }
-
-    #[test]
-    fn timeout_is_never_rounded_to_zero() {
-        for (limit, whole) in [
-            (Duration::ZERO, 1),
-            (Duration::from_micros(2_900), 2),
-            (Duration::MAX, i32::MAX as u128),
-        ] {
-            assert_eq!(millis(limit), whole);
-        }
     }
 }

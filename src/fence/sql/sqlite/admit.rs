@@ -1,13 +1,11 @@
 //! Admission of a token.
 
-use std::time::Duration;
-
 use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
     epochs::partition_of,
     fence::sql::{
-        Admission, Admissions, Admit, HighestStale, On, SingleStatements, Statement, States,
+        Admission, Admissions, Admit, HighestStale, On, SingleStatements, Statement, Tables,
     },
     token::Resource,
 };
@@ -61,7 +59,6 @@ impl SingleStatements for Sqlite {
     async fn write_at_once(
         _: On<'_, Self>,
         _: Admit<'_>,
-        _: Duration,
         _: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<SqliteRow>> {
         Ok(Vec::new())

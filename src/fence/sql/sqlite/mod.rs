@@ -15,7 +15,7 @@ use sqlx::{
 };
 
 use crate::fence::{
-    settings::Limits,
+    settings::{Limits, millis},
     sql::{
         Begin, Committed, Names, On, Setup, Topology, TransactionManager, Transactions, migrations,
         savepoint,
@@ -33,7 +33,7 @@ impl Transactions for Sqlite {
         // IMMEDIATE takes the write lock at the beginning. A deferred transaction that reads first
         // can fail later with SQLITE_BUSY, without waiting. Before COMMIT, the fence checks that
         // the savepoint still exists.
-        let lock_ms = limits.lock_timeout.as_millis().clamp(1, i32::MAX as u128);
+        let lock_ms = millis(limits.lock_timeout);
         let sql = format!(
             "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
             savepoint()

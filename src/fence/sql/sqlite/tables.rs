@@ -8,9 +8,7 @@ use crate::{
     epochs::{Epoch, partition_of},
     fence::{
         claims::TokenUse,
-        sql::{
-            Announcement, HighestStale, Idle, On, Rows, StateRow, States, Tables, states::states,
-        },
+        sql::{Announcement, HighestStale, Idle, On, Rows, StateRow, Tables, states::states},
     },
     token::{Resource, Token},
 };
@@ -230,8 +228,6 @@ impl Tables for Sqlite {
             .await?;
         Self::floor(On::new(conn, names), partition).await
     }
-}
 
-impl States for Sqlite {
     states!(idle_ms: "CAST((unixepoch('subsec') - unixepoch(updated_at, 'subsec')) * 1000 AS INTEGER)");
 }
