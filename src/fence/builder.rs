@@ -149,8 +149,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Sets the schema of the fence's tables and functions. Default on Postgres: `tower_fence`.
     ///
     /// On SQLite the schema is the name of the connection's database: `main` by default, or the
-    /// name under which a file was attached. If each tenant has its own schema with its own tables,
-    /// each tenant also needs its own `Fence`. The fences can share one pool.
+    /// name under which a file was attached. In WAL mode, SQLite does not commit to several files
+    /// atomically, so the data must be in the same file. If each tenant has its own schema with its
+    /// own tables, each tenant also needs its own `Fence`. The fences can share one pool.
     ///
     /// On Postgres, the schema must contain only the fence, because each migration sets the owners
     /// and the privileges of all objects in the schema. The first migration fails if the schema

@@ -67,6 +67,8 @@ impl Fault {
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
             | sqlx::Error::PoolClosed
+            // The response to BEGIN does not show an open transaction.
+            | sqlx::Error::BeginFailed
             | sqlx::Error::WorkerCrashed => Self::Lost,
             sqlx::Error::Configuration(_) => Self::Misconfigured,
             // The error was detected either before the statement was sent, or while its response
@@ -276,6 +278,7 @@ mod tests {
             (sqlx::Error::Tls(Box::new(broken())), Fault::Lost),
             (sqlx::Error::Protocol("odd".into()), Fault::Lost),
             (sqlx::Error::PoolClosed, Fault::Lost),
+            (sqlx::Error::BeginFailed, Fault::Lost),
             (sqlx::Error::WorkerCrashed, Fault::Lost),
             (sqlx::Error::RowNotFound, Fault::Refused),
             (

@@ -160,10 +160,16 @@ impl<DB: Transactions> Transaction<DB> {
             DB::begin(self.connection_mut(), limits, begin).await
         };
         match timeout(within, opening).await {
-            Ok(begun) => {
-                begun?;
+            Ok(Ok(())) => {
                 self.phase = Phase::Open;
                 Ok(())
+            }
+            Ok(Err(error)) => {
+                let failure = Failure::from(error);
+                if failure.fault.is_gone() {
+                    self.phase = Phase::Broken;
+                }
+                Err(failure)
             }
             Err(_) => {
                 self.phase = Phase::Broken;
@@ -217,7 +223,7 @@ impl<DB: Transactions> Transaction<DB> {
                     return Failure::from(error).with_fault(Fault::Collision);
                 }
                 let failure = Failure::from(error);
-                if failure.fault == Fault::Unusable {
+                if failure.fault.is_gone() {
                     self.phase = Phase::Broken;
                 }
                 if failure.is_read_only() {

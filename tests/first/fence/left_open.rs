@@ -2,9 +2,10 @@
 //! the pool if a `begin` was dropped after it was sent, as in the handler of a client that
 //! disconnected. An autocommit statement would not commit there.
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgPoolOptions};
+use futures_util::StreamExt;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Sqlite, postgres::PgPoolOptions};
 use tower_fence::{
-    Fence, Resource, Token, TokenUse,
+    CommitError, Fence, Resource, Token, TokenUse, WriteError,
     lease::{Acquire, Leases, PostgresLeases, Renew},
 };
 
@@ -15,8 +16,9 @@ use crate::support::{
 };
 
 /// Statements that open transactions without the knowledge of sqlx.
-const LEFT: [&str; 4] = [
+const LEFT: [&str; 5] = [
     "BEGIN",
+    "BEGIN; SET LOCAL application_name = 'left'",
     "BEGIN; INSERT INTO ledger VALUES (1)",
     "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ledger",
     "BEGIN; SELECT 1 / 0",
@@ -134,6 +136,92 @@ async fn success_is_committed_despite_an_open_transaction() {
 #[tokio::test]
 async fn success_is_committed_on_reused_connections() {
     commits_what_it_answers(Fresh::reusing_fence).await;
+}
+
+/// A fenced transaction inside the other one would have its `now()` and its settings.
+#[tokio::test]
+async fn transaction_begins_outside_of_a_transaction_that_was_left_open() {
+    let clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+    let state = "SELECT (extract(epoch FROM now()) * 1000000)::bigint, \
+         current_setting('application_name'), (SELECT count(*) FROM ledger)";
+    for fence in [Fresh::fence, Fresh::reusing_fence] {
+        for left in LEFT {
+            let db = Postgres::fresh(1).await;
+            let fence = fence(&db);
+            leave(&db, left).await;
+            let began = seen(&db, clock).await;
+            let (resource, token) = (Resource::new("written").unwrap(), Token::new(7).unwrap());
+            let begun = fence.begin(&resource, token, TokenUse::SingleUse).await;
+            let mut tx = begun.unwrap();
+            let found: (i64, String, i64) =
+                sqlx::query_as(state).fetch_one(&mut *tx).await.unwrap();
+            assert!(found.0 >= began, "{left}");
+            assert_eq!((found.1.as_str(), found.2), ("", 0), "{left}");
+            tx.commit().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn transaction_begins_after_one_that_was_left_open_on_sqlite() {
+    let db = Sqlite::fresh(1).await;
+    db.execute("BEGIN; INSERT INTO ledger VALUES (1)").await;
+    let (resource, token) = (Resource::new("written").unwrap(), Token::new(7).unwrap());
+    let begun = db.fence().begin(&resource, token, TokenUse::SingleUse);
+    let mut tx = begun.await.unwrap();
+    let left = Sqlite::number(&mut tx, "SELECT count(*) FROM ledger").await;
+    assert_eq!(left.unwrap(), 0);
+    tx.commit().await.unwrap();
+}
+
+/// sqlx does not count the responses to a COPY that is dropped, so each later statement on the
+/// connection receives the response to the statement before it.
+#[tokio::test]
+async fn responses_to_earlier_statements_are_not_taken_for_an_outcome() {
+    for fence in [Fresh::fence, Fresh::reusing_fence] {
+        let db = Postgres::fresh(1).await;
+        let fence = fence(&db);
+        let resource = Resource::new("written").unwrap();
+        let write = async |token| {
+            let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
+            let query = sqlx::query(sql).bind(token);
+            let token = Token::new(token).unwrap();
+            fence
+                .write::<(i64,)>(&resource, token, TokenUse::Reusable, query)
+                .await
+        };
+        for token in 7..9 {
+            write(token).await.unwrap();
+        }
+        let cut_off_copy = async || {
+            let mut conn = db.pool.acquire().await.unwrap();
+            let sql = "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 10)) TO STDOUT";
+            let mut rows = conn.copy_out_raw(sql).await.unwrap();
+            rows.next().await.unwrap().unwrap();
+        };
+        cut_off_copy().await;
+        let written = write(9).await;
+        let count = "SELECT count(*) FROM ledger WHERE entry = 9";
+        let count = seen(&db, count).await;
+        match written {
+            Ok(rows) => assert_eq!((rows.len(), count), (1, 1)),
+            Err(error) => assert!(
+                matches!(error, WriteError::Commit(CommitError::OutcomeUnknown(_))),
+                "{error:?}"
+            ),
+        }
+        write(10).await.unwrap();
+
+        cut_off_copy().await;
+        // The first transaction may fail, and closes the connection.
+        for attempt in 0..2 {
+            let token = Token::new(11).unwrap();
+            match fence.begin(&resource, token, TokenUse::Reusable).await {
+                Ok(tx) => tx.commit().await.unwrap(),
+                Err(error) => assert_eq!(attempt, 0, "{error:?}"),
+            }
+        }
+    }
 }
 
 /// Otherwise the statement of a client that disconnects would keep its locks.

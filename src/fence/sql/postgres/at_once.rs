@@ -46,6 +46,10 @@ impl SingleStatements for Postgres {
             {
                 Ok(Vec::new())
             }
+            // The response belongs to an earlier statement, so the outcome is unknown.
+            Ok(rows) if rows.is_empty() => Err(sqlx::Error::Protocol(
+                "the single statement returned neither a row nor an error".into(),
+            )),
             outcome => outcome,
         }
     }

@@ -23,7 +23,7 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
         Err(error) => Some(error),
     };
     match failed {
-        Some(error) if is_left_open(&error) => end(conn).await?,
+        Some(error) if is_aborted(&error) => end(conn).await?,
         Some(error) => return Err(error),
         None => {}
     }
@@ -32,12 +32,11 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Returns whether the error shows that a transaction was left open: a statement that must be the
-/// first of its transaction ran after earlier statements, or in a failed transaction.
-pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
+/// Returns whether the error shows that an aborted transaction was left open.
+pub(super) fn is_aborted(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
-    // active_sql_transaction, in_failed_sql_transaction
-    matches!(code.as_deref(), Some("25001" | "25P02"))
+    // in_failed_sql_transaction
+    code.as_deref() == Some("25P02")
 }
 
 /// Ends a transaction that sqlx does not count.

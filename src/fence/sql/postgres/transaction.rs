@@ -29,9 +29,9 @@ impl Transactions for Postgres {
             Begin::WithLimits => begin_with_limits(conn.server_version_num(), limits),
             Begin::ForAdmission => begin_for_admission(limits.transaction_pooling),
         };
-        let sql = AssertSqlSafe(sql).into_sql_str();
+        let sql = AssertSqlSafe(format!("{LEAVE}; {sql}")).into_sql_str();
         match PgTransactionManager::begin(conn, Some(sql.clone())).await {
-            Err(error) if left_open::is_left_open(&error) => {
+            Err(error) if left_open::is_aborted(&error) => {
                 left_open::end(conn).await?;
                 PgTransactionManager::begin(conn, Some(sql)).await
             }
@@ -115,15 +115,17 @@ impl Transactions for Postgres {
 /// only for frozen processes, not for slow handlers.
 const MARGIN: Duration = Duration::from_secs(1);
 
+/// Statements that end a transaction that was left open on the connection. Otherwise, the server
+/// would only warn, and the fenced transaction would run inside the other one, with its `now()` and
+/// its settings. `BEGIN` prevents the warning of a `ROLLBACK` outside of any transaction.
+const LEAVE: &str = "BEGIN; ROLLBACK";
+
 /// First statements of a transaction.
-///
-/// If the connection was left in a transaction in which a statement has run, `NOT DEFERRABLE` makes
-/// `BEGIN` fail. Without it, the server would only warn.
 ///
 /// While a statement runs, the server checks at `client_connection_check_interval` whether the
 /// client is still connected. The server reads this setting before it executes a statement.
 /// Therefore, an admission cannot set it for itself.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE; \
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
      SET LOCAL client_connection_check_interval = 1000";
 
 /// Timeouts of a transaction as settings of the server, in milliseconds.

@@ -38,7 +38,15 @@ impl Transactions for Sqlite {
             "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
             savepoint()
         );
-        SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+        let sql = AssertSqlSafe(sql).into_sql_str();
+        match SqliteTransactionManager::begin(conn, Some(sql.clone())).await {
+            // An SQL statement of the application has begun a transaction and left it open.
+            Err(error) if error.to_string().contains("within a transaction") => {
+                conn.execute("ROLLBACK").await?;
+                SqliteTransactionManager::begin(conn, Some(sql)).await
+            }
+            begun => begun,
+        }
     }
 
     async fn lock_wait_of_pool(conn: &mut SqliteConnection) -> sqlx::Result<Option<i64>> {
