@@ -216,9 +216,9 @@ async fn sighup_reloads_the_secrets() {
     // A reload checks the permissions of each file with secrets, as the start does.
     let all_may_read = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     std::fs::set_permissions(keys.path(), all_may_read).unwrap();
-    assert!(!server.log().contains("every user of this machine may read"));
+    assert!(!server.log().contains("every user of this machine can read"));
     server.signal("-HUP");
-    server.logs("every user of this machine may read").await;
+    server.logs("every user of this machine can read").await;
 }
 
 #[tokio::test]
@@ -295,5 +295,5 @@ async fn environment_secrets_work_and_world_readable_files_warn() {
         .with_secret(HOLDER);
     let granted: Value = server.post("/locks/sku-1", &json!({})).await.json();
     assert_eq!(granted["token"], 1_000_000_001);
-    server.logs("every user of this machine may read").await;
+    server.logs("every user of this machine can read").await;
 }

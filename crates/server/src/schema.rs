@@ -77,7 +77,7 @@ pub struct ResetArgs {
 }
 
 const CONDITION: &str = "\
-Condition: no client may still use an existing token above --to, because the fence admits these
+Condition: from now on, no client uses an existing token above --to, because the fence admits these
 tokens again. Set --to to the highest token that was granted on this resource. If --to were lower,
 a holder that was refused could overwrite the data of its successor. If the resource has a lease,
 break it first (`tower-fence break`), and wait until the requests of its holder have ended. If --to
@@ -106,7 +106,7 @@ pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
     let distributed = fence.distribute(args.table.as_deref()).await;
     let distributed = distributed.map_err(|error| match may_pass(&error) {
         true => Failure::unavailable(
-            &format!("the fence in {place} may not be distributed: run the command again"),
+            &format!("it is unknown whether the fence in {place} was distributed: run the command again"),
             &error,
         ),
         false => Failure::configuration(format!("{place}: {}", chain(&error))),

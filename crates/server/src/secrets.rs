@@ -29,7 +29,7 @@ impl Secret {
         &self.0
     }
 
-    /// Reads a file, and trims its text. Warns if every user of the machine may read the file.
+    /// Reads a file, and trims its text. Warns if every user of the machine can read the file.
     pub fn from_file(path: &Path) -> Result<Self, Failure> {
         let failed = |error: &dyn fmt::Display| Failure::file("cannot read", path, error);
         let bytes = Zeroizing::new(fs::read(path).map_err(|error| failed(&error))?);
@@ -37,7 +37,7 @@ impl Secret {
             && metadata.permissions().mode() & 0o004 != 0
         {
             let path = path.display();
-            tracing::warn!(%path, "every user of this machine may read a file with secrets");
+            tracing::warn!(%path, "every user of this machine can read a file with secrets");
         }
         let text = std::str::from_utf8(&bytes).map_err(|_| failed(&"it is not UTF-8"))?;
         Ok(Self::of(text))

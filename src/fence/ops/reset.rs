@@ -37,13 +37,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Call this method if a request has presented a token that is far too high, and the issuer
     /// does not grant tokens above it.
     ///
-    /// **Condition**: from now on, no client may send an earlier token that is above `token`,
-    /// because such tokens become valid again. Therefore `token` must be the highest token that the
-    /// issuer has granted on this resource, and never a lower one. If a lease on the resource is
-    /// held, break the lease first, and wait until the requests of its holder have ended. This
-    /// method refuses a token that is below the grants that are recorded in the database: the
-    /// highest announced token of the resource, unless that is the highest possible token, and the
-    /// last epoch that was issued for the resource's partition.
+    /// **Condition**: from now on, no client uses an existing token above `token`, because the
+    /// fence admits these tokens again. Therefore `token` must be the highest token that the issuer
+    /// has granted on this resource, and never a lower one. If a lease on the resource is held,
+    /// break the lease first, and wait until the requests of its holder have ended. This method
+    /// refuses a token that is below the grants that are recorded in the database: the highest
+    /// announced token of the resource, unless that is the highest possible token, and the last
+    /// epoch that was issued for the resource's partition.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
     /// caches.

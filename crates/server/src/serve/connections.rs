@@ -62,7 +62,7 @@ impl Connections {
             tracing::warn!(
                 wanted,
                 free,
-                "fewer connections than configured: the process may not open more files"
+                "fewer connections than configured, because of the limit on open files"
             );
         }
         Self {
