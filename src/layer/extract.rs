@@ -125,12 +125,12 @@ pub enum NoTransaction {
     PlainRead,
     /// The layer is deferred, so the handler must begin the transaction itself.
     #[error(
-        "this fence is deferred: take `PendingWrite`, which begins the transaction, or remove \
-         `.deferred()` from the layer"
+        "this layer is deferred: take `PendingWrite`, which begins the transaction, or remove \
+         `.deferred()` from it"
     )]
     Deferred,
     /// The layer is not deferred, so the transaction has already begun.
-    #[error("this fence is not deferred: take `FencedTx`, or add `.deferred()` to the layer")]
+    #[error("this layer is not deferred: take `FencedTx`, or add `.deferred()` to it")]
     NotDeferred,
     /// Another extractor has taken the transaction and not returned it, or the transaction is
     /// already committed.

@@ -136,7 +136,7 @@ async fn pending_write_is_taken_once_before_any_admission<DB: TestDatabase>() {
     let server = Server::start(app).await;
     for (path, expected) in [
         ("/r/twice", "already taken by another extractor"),
-        ("/r/early", "this fence is deferred"),
+        ("/r/early", "this layer is deferred"),
     ] {
         let answer = server.write(path, 5).await;
         answer.is_problem(500, "misconfigured");
