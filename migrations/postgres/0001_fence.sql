@@ -637,7 +637,7 @@ SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $f
 DECLARE
     string CONSTANT text := '"(?:[ !#-\[\]-~]|\\["\\])*"';
     byte_sequence CONSTANT text := ':(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}={0,2}|[A-Za-z0-9+/]{3}=?)?:';
-    -- Bytes of UTF-8 with percent-encoding, without overlong forms and surrogates.
+    -- Percent-encoded UTF-8 bytes, without overlong forms or surrogates.
     tail CONSTANT text := '%[89ab][0-9a-f]';
     display_string CONSTANT text := concat(
         '%"(?:[ !#$&-~]|%[0-7][0-9a-f]|%(?:c[2-9a-f]|d[0-9a-f]|e0%[ab][0-9a-f]|ed%[89][0-9a-f]|e[1-9a-cef]', tail,
@@ -1287,7 +1287,7 @@ BEGIN
     IF (idle_since <= CURRENT_TIMESTAMP AND max_rows > 0) IS NOT TRUE THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'older_than must be 0 or longer, and max_rows 1 or more';
+            MESSAGE = 'older_than must not be negative, and max_rows must be at least 1';
     END IF;
     SELECT * INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = remove_idle_of.partition;
     IF NOT FOUND THEN

@@ -327,7 +327,7 @@ BEGIN
         JOIN tower_fence.resources AS r ON r.resource = l.resource COLLATE "C"
         WHERE l.token >= r.max_token
     );
-    -- Skip leases that another transaction has locked. Each of them is lost at its next renewal.
+    -- Skip leases that another transaction has locked. Their next renewals report the loss.
     PERFORM tower_fence.break_lease(l.resource, h.token)
     FROM unnest(held, tokens) AS h (resource, token), LATERAL (
         SELECT o.resource FROM tower_fence.leases AS o WHERE o.resource = h.resource FOR UPDATE SKIP LOCKED
