@@ -67,7 +67,8 @@ pub fn words_of(
     Ok(found)
 }
 
-/// Returns the word for an option with this value; `None` for a flag that is false.
+/// Returns the word of the command line that sets the option to this value; `None` for a flag that
+/// is false.
 fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, String> {
     let is_flag = matches!(option.get_action(), ArgAction::SetTrue);
     let value = match value {

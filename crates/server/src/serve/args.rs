@@ -41,8 +41,8 @@ pub struct ServeArgs {
     pub access: AccessArgs,
     #[command(flatten)]
     pub database: DatabaseArgs,
-    /// The maximum number of connections in the pool. The server also opens one connection on which
-    /// it listens for notifications and, at its start and while /readyz finds the pool busy, up to
+    /// The maximum number of connections in the pool. The server also opens one connection to
+    /// listen for notifications. At startup, and while /readyz finds the pool busy, it opens up to
     /// two others.
     #[arg(long, env = "TOWER_FENCE_DATABASE_CONNECTIONS", value_name = "NUMBER", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..), help_heading = "Database")]
@@ -196,8 +196,8 @@ pub struct LimitArgs {
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING_PER_CALLER", value_name = "NUMBER",
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting_per_caller: Option<u32>,
-    /// How long a client may take for its TLS handshake, to send the head of a request, and to read
-    /// a response.
+    /// How long a client may take for each of these steps: the TLS handshake, sending the head of a
+    /// request, and reading a response.
     #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = positive)]
     pub client_timeout: Duration,
     /// How long a connection stays open after its last request. Set it to more than the idle
