@@ -55,7 +55,7 @@ async fn walks_of_the_queue_detect_broken_scripts() {
             text: "'ZPOPMIN', QUEUE)",
             by: "'ZPOPMAX', QUEUE)",
         },
-        // An issuer that did not confirm an offer is served again.
+        // The next offer may go to the issuer that did not confirm the last one.
         Change {
             text: "channel ~= lapsed and redis.call(PUBLISH",
             by: "redis.call(PUBLISH",

@@ -20,7 +20,8 @@ pub struct Request {
     pub wish: Wish,
     /// The token that a take seals if it is above the counter.
     pub proposal: Option<Token>,
-    /// The request that this request continues, because the epoch of its token has ended.
+    /// The earlier request that this request continues in a new epoch, because the epoch of the
+    /// earlier request's token has ended.
     pub(super) instead_of: Option<usize>,
 }
 

@@ -151,7 +151,7 @@ impl Keys {
                 state.expiries += 1;
                 state.record = None;
                 if !state.single_use {
-                    // From now on, a repeated request is another write.
+                    // From now on, a repeated request writes again.
                     state.expired += state.written.iter().sum::<u8>();
                     state.written = [0; 2];
                     state.answers = [None; 2];

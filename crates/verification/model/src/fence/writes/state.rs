@@ -135,7 +135,7 @@ impl Stage {
     }
 }
 
-/// The answer to a write that its holder has received.
+/// The answer that a holder has received to its write.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Verdict {
     None,
