@@ -170,7 +170,7 @@ pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-/// Returns a comparison that holds if a key was written last in this revision. With revision 0, it
+/// Returns a comparison that holds if a key was last written in this revision. With revision 0, it
 /// holds if the key does not exist.
 pub(crate) fn written_at(key: &str, revision: i64) -> Value {
     json!({ "key": base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })

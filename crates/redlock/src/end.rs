@@ -193,8 +193,8 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), read).await
     }
 
-    /// Deletes the lease that was read on each node, if it matches `is_one` and its value has not
-    /// changed since.
+    /// On each node, deletes the lease that was read there, if `is_one` returns true for it and its
+    /// value has not changed since.
     async fn end(
         &self,
         subject: &Subject<'_>,

@@ -17,8 +17,8 @@ use crate::{
     token::Resource,
 };
 
-/// Maximum number of executions of a step for one call. Each repetition means that another issuer
-/// was faster, or that the store has lost its data again.
+/// Maximum number of executions of a step for one call. Many repetitions mean that other issuers
+/// keep changing the counter, that the store keeps losing its data, or that its replies are slow.
 const ATTEMPTS: usize = 12;
 
 impl<B: Backend> Store<B> {

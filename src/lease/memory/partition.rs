@@ -209,7 +209,7 @@ impl Partition {
         held.map(|(name, _)| name)
     }
 
-    /// Begins an epoch, unless another request was faster.
+    /// Begins an epoch, unless another request has begun one in the meantime.
     pub(super) fn begin_epoch(&mut self, epoch: Epoch) -> bool {
         let begins = self.used_up().is_some_and(|last| last < epoch.get());
         if begins {

@@ -38,7 +38,7 @@ impl Scripts {
         loop {
             let (shards, next, keys) = self.scan(&begin, shard, scan).await?;
             // The SCAN cursor belongs to one server. If the set of servers has changed, `shard` may
-            // be the index of another server, or of none.
+            // be the index of another server, or out of range.
             if *known.get_or_insert_with(|| shards.clone()) != shards {
                 return Err(LeaseError::unavailable(ShardsChanged).into());
             }

@@ -124,8 +124,8 @@ local function counted(now)
   return now.usable and '1' or '0', digits(now.epoch), digits(now.n or 0)
 end
 
--- Returns the reply for a taken key, as one text of words that are separated by spaces, because a
--- reply of several texts takes longer. `answer` is 'sealed' or 'taken'.
+-- Returns the reply for a taken key, as one string of words that are separated by spaces, because a
+-- reply of several strings takes longer. `answer` is 'sealed' or 'taken'.
 local function taken_reply(answer, lease, now)
   local usable, epoch, n = counted(now)
   return answer .. ' ' .. lease.history .. ' ' .. lease.incarnation .. ' ' .. lease.serial

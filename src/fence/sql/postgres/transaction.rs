@@ -124,7 +124,7 @@ const LEAVE: &str = "BEGIN; ROLLBACK";
 ///
 /// While a statement runs, the server checks at `client_connection_check_interval` whether the
 /// client is still connected. The server reads this setting before it executes a statement.
-/// Therefore, an admission cannot set it for itself.
+/// Therefore, it must be set before the statement that admits a token.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
      SET LOCAL client_connection_check_interval = 1000";
 
