@@ -91,17 +91,21 @@ impl fmt::Debug for LeaseDigest {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {
-    /// The fence of the resource has already seen a higher token, or a higher token was announced.
-    /// The issuer may repeat the grant with `next` or any higher token.
-    #[error("the resource has seen a newer token than the grant's: the next one is {next}")]
+    /// The fence of the resource has already received a higher token, or a higher token was
+    /// announced. The issuer may repeat the grant with `next` or any higher token.
+    #[error(
+        "a newer token than the grant's was used on the resource or announced: the next one is {next}"
+    )]
     Superseded {
-        /// The lowest token above all tokens that were seen or announced.
+        /// The lowest token above all tokens that were used or announced.
         next: Token,
         /// Whether this grant was the last announcement. If so, its token has been used since.
         was_last: bool,
     },
-    /// The fence of the resource has seen the highest possible token.
-    #[error("the resource has seen token {max_token}, and no token is left above it")]
+    /// The fence of the resource has received the highest possible token.
+    #[error(
+        "token {max_token} was used on the resource or announced, and no token is left above it"
+    )]
     Exhausted {
         /// The highest token that is stale or was announced.
         max_token: i64,

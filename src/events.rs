@@ -14,7 +14,7 @@
 //! | `released` | `resource` | a lease was released |
 //! | `lost` | `resource` | the issuer, or a guard in this process, detected that a lease is lost |
 //! | `broken` | `resource` | an operator broke a lease |
-//! | `superseded` | `resource`, `token`, `next` | the token of a grant was not above all tokens that the resource had seen; `next` is the lowest token above them |
+//! | `superseded` | `resource`, `token`, `next` | the token of a grant was not above all tokens that the resource had received; `next` is the lowest token above them |
 //!
 //! The events contain the names of resources and owners, but no lease ids. If no subscriber enables
 //! the events, they cost nothing.

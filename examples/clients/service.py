@@ -166,7 +166,7 @@ def make_older_tokens_stale(sku: str, token: int):
             call = text("SELECT tower_fence.raise(:sku, :token)")
             connection.execute(call, {"sku": sku, "token": token})
     except DBAPIError as error:
-        # TF412: the write was committed after all, or the resource has seen a newer token.
+        # TF412: the write was committed after all, or the resource has received a newer token.
         if sqlstate_of(error) != "TF412":
             raise
 

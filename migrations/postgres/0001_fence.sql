@@ -384,7 +384,7 @@ COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
     'the highest stale token. If no partition has an epoch, returns null and changes nothing, because the tokens '
     'belong to another issuer.';
 
--- If the tokens of a row are above all granted tokens, the resource has seen a token of another
+-- If the tokens of a row are above all granted tokens, the resource has received a token of another
 -- issuer or a forged token. The tokens of later grants exceed such a token by at most 1,000 for
 -- each epoch that may be lost.
 CREATE FUNCTION tower_fence.max_token_after(
@@ -1015,7 +1015,7 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
     'Records a grant and makes all tokens below the granted token stale. Returns announced, superseded (with the '
-    'highest token that was seen or announced, and whether this grant was the last announcement), or behind. If the '
+    'highest token that was used or announced, and whether this grant was the last announcement), or behind. If the '
     'outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)

@@ -82,7 +82,7 @@ BEGIN
             WHEN 'TF409' THEN concat('the lease on ', resource, ' is held by another holder')
             WHEN 'TF410' THEN concat('no such lease is held on ', resource)
             WHEN '55P03' THEN concat('another transaction is changing the lease on ', resource)
-            ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has seen') END,
+            ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has received') END,
         HINT = CASE code
             WHEN 'TF409' THEN 'Retry after the retry_after_ms of the DETAIL.'
             WHEN 'TF410' THEN 'Acquire the lease again, and read again before the next write.'
@@ -208,8 +208,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
     'Locks the row of a resource, after inserting the row if it is missing. Returns the lowest token that is above all '
-    'tokens that the fence has seen for the resource and not below the epoch in which acquire() grants leases. Waits '
-    'for transactions that write to the resource.';
+    'tokens that the fence has received for the resource and not below the epoch in which acquire() grants leases. '
+    'Waits for transactions that write to the resource.';
 
 CREATE FUNCTION tower_fence.record_grant(resource text, token bigint, lease bytea)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
@@ -400,7 +400,7 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --
 --     granted    with a new token
 --     repeated   with the same token as before
---     exhausted  with the highest token that was seen
+--     exhausted  with the highest token that was received
 --     held       the lease is held or the resource is reserved, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
@@ -713,9 +713,9 @@ COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
 --
 --     kept       with the same token as before
 --     renewed    with a new token
---     lost       the lease is not held, or the fence has seen a higher token, so another holder may
---                have written since this holder last read
---     exhausted  with the highest token that was seen
+--     lost       the lease is not held, or the fence has received a higher token, so another holder
+--                may have written since this holder last read
+--     exhausted  with the highest token that was received
 --     again      another transaction has locked or changed the lease; retry
 --
 -- at_least is the lowest token that the lease may have after the renewal.
@@ -908,11 +908,11 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bigint) IS
     'Acquires a lease, and returns the lease id and the token. If no lease id is given, generates a random id of 128 '
     'bits. While the lease is held, a call with the same id returns the same token. If a write has used that token, or '
-    'the fence has seen a higher token, the call returns a new token. Call acquire in a separate transaction, at READ '
-    'COMMITTED. The token is granted when the transaction commits, and other grants may wait until then. Bind lease_id '
-    'as an argument, because statements may be logged. A driver that cannot bind an interval can bind milliseconds: '
-    'tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held, and 55P03 (lock_not_available) if '
-    'another transaction is changing the lease, or if the lease expires during the call.';
+    'the fence has received a higher token, the call returns a new token. Call acquire in a separate transaction, at '
+    'READ COMMITTED. The token is granted when the transaction commits, and other grants may wait until then. Bind '
+    'lease_id as an argument, because statements may be logged. A driver that cannot bind an interval can bind '
+    'milliseconds: tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held, and 55P03 '
+    '(lock_not_available) if another transaction is changing the lease, or if the lease expires during the call.';
 
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL

@@ -188,7 +188,7 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lock_resource(text, text) IS
     'Locks the row of a resource on its worker, after inserting the row if it is missing. Returns the highest token '
-    'that the fence has seen for the resource, or null if the worker has another history.';
+    'that the fence has received for the resource, or null if the worker has another history.';
 
 CREATE FUNCTION tower_fence.is_behind(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

@@ -148,7 +148,7 @@ impl<L: Leases> LeaseGuard<L> {
     /// Runs `work`, and drops it as soon as the lease is lost.
     ///
     /// Requests that `work` has already sent may still arrive. If they carry the token, and the
-    /// resource has seen a newer token by then, the fence refuses them.
+    /// resource has received a newer token by then, the fence refuses them.
     ///
     /// # Errors
     ///

@@ -124,7 +124,7 @@ impl HttpLeases {
     /// it.
     ///
     /// [`Announced`] describes the guarantee. The remote issuer chooses its tokens itself, so if
-    /// the fence has already seen a higher token, the request fails with
+    /// the fence has already received a higher token, the request fails with
     /// [`LeaseError::Unavailable`].
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)

@@ -44,8 +44,8 @@ pub enum Loss {
         /// The resource.
         resource: Resource,
     },
-    /// A fence refused the token because the resource has seen a newer one.
-    #[error("lost the lease on {}: token {} is stale, the highest token seen is {}", .0.resource, .0.presented_token, .0.max_token)]
+    /// A fence refused the token because the resource has received a newer one.
+    #[error("lost the lease on {}: token {} is stale, the highest stale token is {}", .0.resource, .0.presented_token, .0.max_token)]
     Superseded(StaleToken),
     /// The guard was released or dropped.
     #[error("the lease on {resource} was given up")]

@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Maximum number of announcements for one call. Each attempt after the first one means that the
-/// resource has seen a higher token in the meantime.
+/// resource has received a higher token in the meantime.
 const ATTEMPTS: usize = 8;
 
 /// Leases of the store `L` whose grants are announced to `A`, for example a `Fence`.
@@ -60,11 +60,11 @@ const ATTEMPTS: usize = 8;
 /// id, the lease is kept, and a retry with the same id announces its token. If the caller has not
 /// chosen the lease id, the lease is released.
 ///
-/// The resource takes precedence over the store. If the resource has seen a token that another
+/// The resource takes precedence over the store. If the resource has received a token that another
 /// issuer granted or that was forged, the store may choose a lower token for a new grant. In that
-/// case, the grant is returned with a token above those that the resource has seen. A renewal
+/// case, the grant is returned with a token above those that the resource has received. A renewal
 /// returns [`LeaseError::Lost`] instead, because another holder may have written since this holder
-/// last read its data. **Without announcements, a store cannot know** that a resource has seen
+/// last read its data. **Without announcements, a store cannot know** that a resource has received
 /// tokens higher than its own. It keeps granting leases whose writes are all refused as stale.
 /// Announce the grants, or reset the resource with `Fence::reset`.
 ///
@@ -287,7 +287,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     }
 
     /// Renews the lease with a token of at least `next`, which is above the tokens that the
-    /// resource has seen.
+    /// resource has received.
     async fn token_above(
         leases: Arc<L>,
         lease: Lease,
@@ -332,14 +332,14 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     }
 }
 
-/// Reports that the resource has seen a higher token than that of its lease.
+/// Reports that the resource has received a higher token than that of its lease.
 fn note_superseded(lease: &Lease, next: Token) {
     let (resource, token) = (&lease.resource, lease.token);
     metrics::count("tower_fence_grants_superseded_total");
     events::superseded(resource, token, next);
     tracing::warn!(
         %resource, token = token.get(), next = next.get(),
-        "the resource has seen a token newer than the grant's, from another issuer or forged; if it is invalid, \
+        "the resource has received a token newer than the grant's, from another issuer or forged; if it is invalid, \
          reset the resource with `Fence::reset`"
     );
 }

@@ -32,13 +32,13 @@ pub enum LeaseError {
         /// The resource.
         resource: Resource,
     },
-    /// No token is left above those that the resource has seen. Reset the resource with
+    /// No token is left above those that the resource has received. Reset the resource with
     /// `Fence::reset`.
-    #[error("no token is left above {max_token}, the highest one that {resource} has seen")]
+    #[error("no token is left above {max_token}, the highest one that {resource} has received")]
     Exhausted {
         /// The resource.
         resource: Resource,
-        /// The highest token that the resource has seen.
+        /// The highest token that the resource has received.
         max_token: i64,
     },
     /// The store does not accept the request, for example because a value is outside of an issuer's

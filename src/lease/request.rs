@@ -112,8 +112,8 @@ impl Renew {
     }
 
     /// Sets the lowest token that the lease may have after the renewal, for example because the
-    /// resource has seen a higher token than the lease's. If the lease's token is lower than this
-    /// minimum, the lease gets a new token.
+    /// resource has received a higher token than the lease's. If the lease's token is lower than
+    /// this minimum, the lease gets a new token.
     #[must_use]
     pub const fn at_least(mut self, token: Token) -> Self {
         self.at_least = Some(token);

@@ -14,8 +14,8 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// - [`LeaseError::Held`] if another holder still has the lease after the wait.
     /// - [`LeaseError::TooManyWaiters`] if too many requests are already waiting.
-    /// - [`LeaseError::Exhausted`] if grants are announced, and the resource has seen the highest
-    ///   possible token.
+    /// - [`LeaseError::Exhausted`] if grants are announced, and the resource has received the
+    ///   highest possible token.
     /// - [`LeaseError::Unavailable`] if the store or its source of epochs is unreachable. In this
     ///   case, the lease may have been granted, and a retry with the same lease id returns it.
     ///

@@ -54,13 +54,13 @@ pub struct PrintArgs {
     first: FirstMigrationArgs,
 }
 
-/// Unblocks a resource whose fence has seen a token that is far too high.
+/// Unblocks a resource whose fence has received a token that is far too high.
 ///
 /// A token that was forged, or that comes from another source, can block its resource, because
 /// every lower token is then stale. This command connects to the database and sets the fence to
 /// --to. Tokens up to --to are then stale, and higher tokens are admitted again. If grants are
 /// announced, as they are by default, the command is not needed, because the token of the next
-/// grant is above all tokens that the fence has seen.
+/// grant is above all tokens that the fence has received.
 #[derive(Args)]
 #[command(after_long_help = CONDITION)]
 pub struct ResetArgs {
@@ -106,7 +106,9 @@ pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
     let distributed = fence.distribute(args.table.as_deref()).await;
     let distributed = distributed.map_err(|error| match may_pass(&error) {
         true => Failure::unavailable(
-            &format!("it is unknown whether the fence in {place} was distributed: run the command again"),
+            &format!(
+                "it is unknown whether the fence in {place} was distributed: run the command again"
+            ),
             &error,
         ),
         false => Failure::configuration(format!("{place}: {}", chain(&error))),

@@ -25,7 +25,7 @@ pub(crate) trait Tables: Database {
     /// partition. Returns `None` if no token is stale.
     async fn max_token(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<i64>>;
 
-    /// Records a grant and raises the fence to the granted token, unless the fence has seen a
+    /// Records a grant and raises the fence to the granted token, unless the fence has received a
     /// higher token.
     async fn announce(
         on: On<'_, Self>,
@@ -98,7 +98,7 @@ pub(crate) struct Idle {
 pub(crate) enum Announcement {
     /// The token was announced, and all lower tokens are stale.
     Announced,
-    /// The fence has already seen the token `highest`, which is not below the announced token.
+    /// The fence has already received the token `highest`, which is not below the announced token.
     /// `was_last` is true if this same grant was the last announcement. Nothing was changed.
     Superseded { highest: i64, was_last: bool },
     /// The cause is that of [`Admission::Behind`], or another transaction has inserted the row in

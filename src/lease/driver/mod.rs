@@ -162,8 +162,8 @@ impl<B: Backend> Leases for Driver<B> {
             at_least: request.at_least,
         };
         if let (Some(memory), Some(_)) = (&self.store.memory, request.at_least) {
-            // The resource has seen a token that is higher than the lease's, so the epoch may have
-            // ended.
+            // The resource has received a token that is higher than the lease's, so the epoch may
+            // have ended.
             memory.doubt(partition_of(resource));
         }
         let renew = || async {

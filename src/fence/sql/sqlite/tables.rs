@@ -135,7 +135,7 @@ impl Tables for Sqlite {
         const FLOOR: &str =
             "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
         // If the tokens of a row are above the end of the new epoch, or slightly below it, the
-        // resource has seen a forged token or a token of another issuer. Later grants of the
+        // resource has received a forged token or a token of another issuer. Later grants of the
         // resource were above that token. The lost commits contain fewer than 500,000 such grants,
         // so the row is raised by that number.
         const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
