@@ -67,15 +67,15 @@ table! {
     ForgedToken = FORBIDDEN, "forged-token", "The issuer has not signed the fencing token";
     /// 403: the epoch of the token was never issued.
     UnknownEpoch = FORBIDDEN, "unknown-epoch", "The epoch of the fencing token was never issued";
-    /// 412: the resource has seen a newer token, or this token was already used. Members:
+    /// 412: the resource has received a newer token, or this token was already used. Members:
     /// `resource`, `presented_token`, `max_token`, and `by_floor` and `used` if they are true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
     /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";
     /// 409: the lease to renew or release is not held under this lease id. Member: `resource`.
     LeaseLost = CONFLICT, "lease-lost", "The lease is not held";
-    /// 409: the resource has seen the highest possible token. Members: `resource`, `max_token`.
-    FenceExhausted = CONFLICT, "fence-exhausted", "No token is left above the highest one";
+    /// 409: the resource has received the highest possible token. Members: `resource`, `max_token`.
+    FenceExhausted = CONFLICT, "fence-exhausted", "No higher token is left";
     /// 503: too many requests wait for this lease, or for all leases together. Member: `resource`.
     TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting";
     /// 422: a part of the request is invalid. Member: `field`.
