@@ -224,14 +224,14 @@ pub enum InvalidPattern {
     Adjacent(String),
     /// The text of the pattern, without its parameters, is longer than a name can be.
     #[error(
-        "the text of a resource pattern has at most 255 bytes without its parameters, not {bytes}"
+        "the text of a resource pattern must have at most 255 bytes without its parameters, not {bytes}"
     )]
     TooLong {
         /// The length of that text, in bytes.
         bytes: usize,
     },
     /// The text contains a control character.
-    #[error("a resource pattern has no control characters")]
+    #[error("a resource pattern must not contain control characters")]
     ControlCharacter,
 }
 

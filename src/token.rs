@@ -103,7 +103,7 @@ impl fmt::Display for Token {
 
 /// Error returned for an integer that is not a valid [`Token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a fencing token is an integer from 1 to 999999999999999, not {value}")]
+#[error("a fencing token must be an integer from 1 to 999999999999999, not {value}")]
 #[non_exhaustive]
 pub struct InvalidToken {
     /// The refused integer.
@@ -206,13 +206,13 @@ pub enum InvalidResource {
     #[error("a resource name cannot be empty")]
     Empty,
     /// The text is longer than [`Resource::MAX_BYTES`].
-    #[error("a resource name has at most 255 bytes, not {bytes}")]
+    #[error("a resource name must have at most 255 bytes, not {bytes}")]
     TooLong {
         /// The length of the text, in bytes.
         bytes: usize,
     },
     /// The text contains a control character.
-    #[error("a resource name has no control characters")]
+    #[error("a resource name must not contain control characters")]
     ControlCharacter,
     /// The bytes are not UTF-8.
     #[error("a resource name must be UTF-8")]

@@ -220,7 +220,7 @@ BEGIN
     IF (refuse_incomplete.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = concat('a partition is a number from 0 to 255, not ',
+            MESSAGE = concat('a partition must be a number from 0 to 255, not ',
                 coalesce(refuse_incomplete.partition::text, 'null'));
     ELSIF row_security_active('tower_fence.floors') THEN
         RAISE EXCEPTION USING
@@ -243,7 +243,7 @@ RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence
 BEGIN
     IF (token BETWEEN 1 AND 999999999999999) IS NOT TRUE THEN
         PERFORM tower_fence.refuse_malformed(concat(
-            'a fencing token is an integer from 1 to 999999999999999, not ', coalesce(token::text, 'null')
+            'a fencing token must be an integer from 1 to 999999999999999, not ', coalesce(token::text, 'null')
         ));
     END IF;
     RETURN true;
@@ -261,9 +261,9 @@ BEGIN
     ELSIF bytes = 0 THEN
         PERFORM tower_fence.refuse_malformed('a resource name cannot be empty');
     ELSIF bytes > 255 THEN
-        PERFORM tower_fence.refuse_malformed(concat('a resource name has at most 255 bytes, not ', bytes));
+        PERFORM tower_fence.refuse_malformed(concat('a resource name must have at most 255 bytes, not ', bytes));
     ELSIF check_resource.resource COLLATE "C" ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
-        PERFORM tower_fence.refuse_malformed('a resource name has no control characters');
+        PERFORM tower_fence.refuse_malformed('a resource name must not contain control characters');
     END IF;
     RETURN true;
 END
@@ -1058,7 +1058,7 @@ BEGIN
     ELSIF report_epoch.seen > 999999 THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = concat('an epoch is a number from 1 to 999999, not ', report_epoch.seen);
+            MESSAGE = concat('an epoch must be a number from 1 to 999999, not ', report_epoch.seen);
     END IF;
     PERFORM tower_fence.wait_for_disk();
     -- Lock the row of `floors` before the row of `epochs`, as a catch-up does.

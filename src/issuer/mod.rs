@@ -250,7 +250,7 @@ impl<L: Leases> Issuer<L> {
         let (from, to) = (shortest.as_millis(), longest.as_millis());
         Err(invalid(
             "ttl_ms",
-            format!("`ttl_ms` is from {from} to {to}"),
+            format!("`ttl_ms` must be from {from} to {to}"),
         ))
     }
 }
@@ -263,7 +263,10 @@ fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Dur
     let time = Duration::from_millis(ms.unwrap_or(0));
     if time > limit {
         let limit = limit.as_millis();
-        return Err(invalid(field, format!("`{field}` is from 0 to {limit}")));
+        return Err(invalid(
+            field,
+            format!("`{field}` must be from 0 to {limit}"),
+        ));
     }
     Ok(time)
 }

@@ -191,7 +191,7 @@ async fn a_server_starts_with_the_settings_of_its_file() {
 async fn invalid_file_is_refused_without_showing_secrets() {
     for (text, says) in [
         ("listens = \"hunter2\"", "there is no option --listens"),
-        ("ttl = \"hunter2\"", "--ttl: a duration is a number"),
+        ("ttl = \"hunter2\"", "--ttl: a duration must be a number"),
         ("migrate = \"hunter2\"", "migrate must be true or false"),
         ("ttl = 1\npassword = hunter2", "line 2"),
         (

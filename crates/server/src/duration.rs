@@ -9,8 +9,8 @@ const LONGEST: Duration = Duration::from_secs(100 * 31_557_600);
 pub fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(duration) if duration <= LONGEST => Ok(duration),
-        Ok(_) => Err("a duration is at most 100 years".into()),
-        Err(_) => Err("a duration is a number with a unit: 500ms, 30s, 5m, 2h".into()),
+        Ok(_) => Err("a duration must be at most 100 years".into()),
+        Err(_) => Err("a duration must be a number with a unit: 500ms, 30s, 5m, 2h".into()),
     }
 }
 
@@ -27,7 +27,7 @@ pub fn positive(text: &str) -> Result<Duration, String> {
 pub fn ttl(text: &str) -> Result<Duration, String> {
     let duration = duration(text)?;
     if duration < Duration::from_millis(100) {
-        return Err("a TTL is at least 100ms".into());
+        return Err("a TTL must be at least 100ms".into());
     }
     Ok(duration)
 }

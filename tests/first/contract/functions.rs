@@ -240,8 +240,9 @@ async fn sql_refusals_have_the_members_of_layer_problems() {
             admit(&mut conn, None, token).await,
         ] {
             let refused = is_refused(refused, "TF400");
-            let expected =
-                format!("a fencing token is an integer from 1 to 999999999999999, not {shown}");
+            let expected = format!(
+                "a fencing token must be an integer from 1 to 999999999999999, not {shown}"
+            );
             assert_eq!(refused.message, expected);
         }
     }
