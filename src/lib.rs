@@ -139,7 +139,7 @@
 )]
 
 #[cfg(all(feature = "layer", not(feature = "_fence")))]
-compile_error!("the feature `layer` needs a database: `postgres` or `sqlite`");
+compile_error!("the `layer` feature needs a database: `postgres` or `sqlite`");
 
 pub mod announce;
 #[cfg(feature = "_axum")]

@@ -155,13 +155,10 @@ async fn settings_of_redis_without_effect_are_refused() {
     for (arguments, says) in [
         (
             vec!["--redis-master-password-file", path(&password)],
-            "for the mode sentinel",
+            "for sentinel mode",
         ),
-        (
-            vec!["--redis-master-database", "3"],
-            "for the mode sentinel",
-        ),
-        (vec!["--redis-master-tls"], "for the mode sentinel"),
+        (vec!["--redis-master-database", "3"], "for sentinel mode"),
+        (vec!["--redis-master-tls"], "for sentinel mode"),
         (vec!["--redis-ca-file", name(&authority)], "rediss://"),
         (
             vec![

@@ -41,7 +41,7 @@ pub struct RedisArgs {
     /// URLs with blanks or commas.
     ///
     /// URLs with a password are accepted only in the variable TOWER_FENCE_REDIS_URL or in a file.
-    /// In the mode sentinel, the user, the password and TLS in these URLs apply to the sentinels.
+    /// In sentinel mode, the user, the password and TLS in these URLs apply to the sentinels.
     #[arg(long, value_name = "URLS")]
     pub redis_url: Option<String>,
     /// A file with these URLs.
@@ -269,7 +269,7 @@ impl RedisArgs {
 
     /// Creates a client of the server at one of the URLs.
     pub fn client(&self, url: &str) -> Result<Client, Failure> {
-        // In the mode sentinel, the certificates may be only for the master.
+        // In sentinel mode, the certificates may be only for the master.
         let certificates = self
             .certificates()?
             .filter(|_| url.starts_with("rediss://"));
@@ -280,7 +280,7 @@ impl RedisArgs {
     pub fn check(&self) -> Result<(), Failure> {
         if self.has_master()? && self.redis_mode != RedisMode::Sentinel {
             return Err(Failure::configuration(
-                "the settings TOWER_FENCE_REDIS_MASTER_... are only for the mode sentinel: \
+                "the settings TOWER_FENCE_REDIS_MASTER_... are only for sentinel mode: \
                  put the user, the password and the database of a Redis server into its URL",
             ));
         }
