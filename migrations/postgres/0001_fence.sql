@@ -802,7 +802,7 @@ BEGIN
         outcome := 'claimed';
         RETURN;
     END IF;
-    -- This statement repeats the first statement of try_admit(), because a call of that function
+    -- This statement repeats the first statement of try_admit(), because a call to that function
     -- costs more than the statement.
     outcome := 'admitted';
     max_token := CASE WHEN admit_once.reusable THEN admit_once.token - 1 ELSE admit_once.token END;
@@ -1179,7 +1179,7 @@ COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
     'such a token is admitted again.';
 
 -- Also moves the epochs up for each promotion after which the partition has not caught up yet. A
--- promotion moves the epochs up further than a call of this function does, because the promoted
+-- promotion moves the epochs up further than a call to this function does, because the promoted
 -- server may have lost the effect of such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

@@ -488,7 +488,7 @@ BEGIN
     $body$;
     CREATE OR REPLACE FUNCTION tower_fence.catch_up_in_transaction(resource text)
     RETURNS boolean LANGUAGE sql AS 'SELECT tower_fence.refuse_behind(catch_up_in_transaction.resource)';
-    -- The following functions run on the coordinator. Citus delegates a call of a function only if
+    -- The following functions run on the coordinator. Citus delegates a call to a function only if
     -- the call is in FROM.
     CREATE OR REPLACE FUNCTION tower_fence.catch_up(resource text)
     RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$

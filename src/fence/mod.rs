@@ -108,7 +108,7 @@ pub struct Fence<DB: FenceDatabase> {
     connections: Connections<DB>,
     limits: Limits,
     queues: Arc<Queues>,
-    /// Permits for calls of SQL functions that may wait for a lock. There are half as many permits
+    /// Permits for calls to SQL functions that may wait for a lock. There are half as many permits
     /// as the pool may have connections.
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,

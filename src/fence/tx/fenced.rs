@@ -24,7 +24,7 @@ use crate::fence::{
 /// rolls back the enclosing transaction, and every later statement would commit by itself. The next
 /// mutable use of the connection through this value then panics, and [`commit`](Self::commit)
 /// returns [`CommitError::Unfinished`]. This value cannot check a reference to the connection that
-/// the caller took earlier. Therefore, do not hold such a reference across a call of `begin()`. On
+/// the caller took earlier. Therefore, do not hold such a reference across a call to `begin()`. On
 /// SQLite, a statement that follows immediately may still be executed, and commits by itself.
 ///
 /// How the transaction ends depends on its origin:

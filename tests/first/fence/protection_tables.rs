@@ -71,7 +71,7 @@ async fn view_shows_each_guard_and_each_missing_one() {
             .unwrap();
         let found = holes(&mut conn).await;
         assert!(found.join(",").contains(hole), "{change}: {found:?}");
-        // Another call of `protect` repairs them.
+        // Another call to `protect` repairs them.
         if !change.contains("DETACH") {
             execute(
                 &mut conn,

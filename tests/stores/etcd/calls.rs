@@ -31,7 +31,7 @@ fn paths(message: &[u8]) -> Vec<String> {
 struct Calls(Arc<Mutex<Vec<String>>>);
 
 impl Calls {
-    /// Returns the calls that were made since the previous call of this method.
+    /// Returns the calls that were made since the previous call to this method.
     fn made(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }

@@ -11,7 +11,7 @@ const PAUSE_MS = 1_000;
  * `load(cursor)` requests a page, and returns its `items`, the cursor of the `next` page (null on
  * the last page), and a `summary`. `key(item)` identifies a row. `add(item)` creates a row with its
  * `element`, and `update(row, item)` fills it. The pager refreshes the list every `intervalMs`
- * milliseconds, and soon after a call of `soon()`, unless `isAutomatic()` returns false.
+ * milliseconds, and soon after a call to `soon()`, unless `isAutomatic()` returns false.
  */
 export function pager(id, { intervalMs, load, key, add, update, isAutomatic = () => true }) {
   const [title, body, summary, failed, back, next] = ["title", "rows", "summary", "error", "back", "next"].map((part) =>

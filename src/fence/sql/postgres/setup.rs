@@ -55,7 +55,7 @@ const CHECK_CITUS: &str = "SELECT \
         AND EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p \
             WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.commit_marks')) AS is_joined";
 
-/// Block that makes concurrent calls of `migrate` set the privileges one after the other.
+/// Block that makes concurrent calls to `migrate` set the privileges one after the other.
 /// Otherwise, Postgres refuses concurrent changes of one object ("tuple concurrently updated"). A
 /// role that may not change the table does not own the objects, so it changes no privileges. On a
 /// standby, which refuses the lock, RIGHTS finds nothing to change or fails.
@@ -80,7 +80,7 @@ const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid
 /// Table that the last migration creates.
 const LAST_TABLE: &str = "commit_marks";
 
-/// Table that the last migration of version 0.3.0 creates. If it exists, a call of `migrate` is not
+/// Table that the last migration of version 0.3.0 creates. If it exists, a call to `migrate` is not
 /// the first one, so the call keeps the privileges of named roles.
 const LAST_TABLE_OF_0_3: &str = "commit_marks";
 

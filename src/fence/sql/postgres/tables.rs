@@ -1,4 +1,4 @@
-//! Operations on the fence's tables, by calls of its SQL functions.
+//! Operations on the fence's tables, by calls to its SQL functions.
 
 use sqlx::{Postgres, SqlSafeStr};
 
