@@ -85,7 +85,7 @@ pub struct EtcdBackend {
 
 /// Error of an acquisition that has not called etcd.
 #[derive(Debug, thiserror::Error)]
-#[error("too many acquisitions are waiting for answers of etcd")]
+#[error("too many acquisitions are waiting for answers from etcd")]
 struct Overloaded;
 
 /// Maximum number of acquisitions that call etcd at the same time.

@@ -268,7 +268,7 @@ fn parse_ms(ms: &str) -> Duration {
 pub(crate) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,
-        "unexpected reply of a script: the keys may belong to another program",
+        "unexpected reply from a script: the keys may belong to another program",
     )))
 }
 

@@ -106,7 +106,7 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
         }
         let mut pause = LONG_PAUSE;
         if let Err(error) = listened {
-            tracing::warn!(error = %Chain(&error), "cannot receive notifications of the lease store; waiting requests poll instead");
+            tracing::warn!(error = %Chain(&error), "cannot receive notifications from the lease store; waiting requests poll instead");
             if matches!(error, LeaseError::Misconfigured(_)) {
                 pause = LONGEST_PAUSE;
             }
@@ -119,5 +119,5 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
 
 /// Error for notifications that did not arrive before the timeout.
 #[derive(Debug, thiserror::Error)]
-#[error("this process does not receive notifications of the lease store yet")]
+#[error("this process does not receive notifications from the lease store yet")]
 struct NotHeard;

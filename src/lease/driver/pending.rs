@@ -401,5 +401,5 @@ pub(super) fn unexpected(reply: &Reply) -> LeaseError {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("unexpected reply of the lease store: {0:?}")]
+#[error("unexpected reply from the lease store: {0:?}")]
 struct Unexpected(Reply);

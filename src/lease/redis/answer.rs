@@ -65,7 +65,7 @@ pub(super) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
 pub(super) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,
-        "unexpected reply of a script: the keys may belong to another program",
+        "unexpected reply from a script: the keys may belong to another program",
     )))
 }
 
