@@ -21,7 +21,7 @@ pub struct LiveTokens {
 }
 
 impl LiveTokens {
-    /// Sets the highest token that an issuer other than this crate's has certainly granted. The
+    /// Sets the highest token that an issuer other than this crate's is known to have granted. The
     /// tokens of that issuer must increase across all resources. Rows with higher tokens are kept,
     /// because such tokens may be forged.
     #[must_use]

@@ -1261,7 +1261,7 @@ COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
 -- A removal raises the floor to the token of the removed row, because for a resource without a row,
 -- every token up to the floor is stale. Therefore a row is kept if its token is not below `held`,
 -- the lowest token of a held lease. A row is also kept if its token is above `granted`, the highest
--- token that was certainly granted (default: the last token of the last epoch). Otherwise a forged
+-- token known to have been granted (default: the last token of the last epoch). Otherwise a forged
 -- token could block a whole partition. If the last lease on the resource in this database expired
 -- or was released long enough ago, the lease is removed together with the row. If the resource has
 -- a more recent lease or a queue, the row is kept.
@@ -1413,7 +1413,7 @@ $fence$;
 COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, bigint) IS
     'Removes rows that have not been used for the given time, in all partitions, and returns the number of removed '
     'rows. Commits after each batch, so call it outside of a transaction, for example from pg_cron. No stale token '
-    'becomes valid again. For issuers without epochs, `granted` is the highest token that was certainly granted.';
+    'becomes valid again. For issuers without epochs, `granted` is the highest token known to have been granted.';
 
 CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer DEFAULT 1000)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

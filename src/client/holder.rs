@@ -394,7 +394,7 @@ impl<L: Leases> Holder<L> {
     }
 
     /// Retries until the store grants a lease with most of its time left, or the wait is over. Sets
-    /// `is_sent` unless the store has certainly received no request.
+    /// `is_sent` unless the store is known to have received no request.
     async fn ask(
         &self,
         resource: &Resource,
@@ -492,7 +492,7 @@ impl<L: Leases> Holder<L> {
     }
 }
 
-/// Returns whether the store has certainly not received the request, because no connection was
+/// Returns whether the store is known not to have received the request, because no connection was
 /// opened.
 fn is_unsent(error: &LeaseError) -> bool {
     let LeaseError::Unavailable(cause) = error else {

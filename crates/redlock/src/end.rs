@@ -154,7 +154,7 @@ impl QuorumBackend {
             let held = most.filter(|(_, count)| *count >= answers.needed());
             match (held, token) {
                 // Only a lease that a majority had before, and that no node has with another token,
-                // is certainly broken.
+                // is known to be broken.
                 (Some((lease, count)), Some(_))
                     if count < self.nodes.majority()
                         && (broken.as_ref() != Some(&lease)

@@ -87,7 +87,7 @@ pub(crate) trait Tables: Database {
 pub(crate) struct Idle {
     pub(in crate::fence) older_than: Duration,
     pub(in crate::fence) at_most: u32,
-    /// The highest token that was certainly granted, or `None` for the last token of the last
+    /// The highest token known to have been granted, or `None` for the last token of the last
     /// epoch.
     pub(in crate::fence) granted: Option<Token>,
     /// The lowest token of the held leases in the partition, if known.
