@@ -68,7 +68,7 @@ impl Table {
         table
     }
 
-    /// Creates a table without floors, epochs and leases. It is sufficient to measure the check
+    /// Creates a table without floors, epochs or leases. It is sufficient to measure the check
     /// alone.
     pub async fn without_floors(server: &PostgresServer, name: &str, options: &Options) -> Self {
         const SCHEMA: &str = "CREATE SCHEMA tower_fence; \

@@ -93,7 +93,7 @@ impl HttpError {
     }
 }
 
-/// Returns the host and the port of a URL, without the user name and the password.
+/// Returns the host and the port of a URL, without the user name or the password.
 fn address(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     match url.port_or_known_default() {

@@ -43,7 +43,7 @@ impl EtcdLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all key names, which is any string without colons and control characters.
+    /// Sets the prefix of all key names, which is any string without colons or control characters.
     /// Default: `tower-fence`.
     ///
     /// In each name, a colon follows the prefix. Stores with different prefixes are independent of

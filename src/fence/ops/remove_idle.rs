@@ -45,7 +45,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// treated as granted.
     ///
     /// Choose an `older_than` that is far longer than any lease, such as 90 days. Requests for
-    /// resources without a row wait for some milliseconds while a batch of their partition is
+    /// resources without a row wait for a few milliseconds while a batch of their partition is
     /// removed.
     ///
     /// ```

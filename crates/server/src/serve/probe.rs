@@ -40,7 +40,7 @@ impl Reason {
         }
     }
 
-    /// Creates a reason without addresses and names.
+    /// Creates a reason without addresses or names.
     pub fn text(text: &str) -> Self {
         Self {
             complete: text.into(),

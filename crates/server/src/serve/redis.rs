@@ -35,7 +35,7 @@ pub enum RedisMode {
 }
 
 #[derive(Args)]
-#[command(next_help_heading = "Redis (without Redis and etcd, the leases are in Postgres)")]
+#[command(next_help_heading = "Redis (without Redis or etcd, the leases are in Postgres)")]
 pub struct RedisArgs {
     /// The Redis servers with the leases: redis://host:6379, or rediss:// for TLS. Separate several
     /// URLs with blanks or commas.

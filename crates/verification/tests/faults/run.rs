@@ -51,7 +51,7 @@ const LONGEST_PHASE: Duration = Duration::from_secs(120);
 const RECOVERY: Duration = Duration::from_secs(120);
 
 /// Runs under faults for the length in the options. The start of the servers and the recovery of
-/// the clients take some seconds more.
+/// the clients take several seconds more.
 pub async fn run(options: Options) -> Summary {
     let stores: Vec<_> = match options.store {
         Some(store) => vec![store],
