@@ -64,6 +64,6 @@ pub enum Forged {
     #[error("the key {0} is unknown")]
     UnknownKey(KeyId),
     /// The key did not sign this token for this resource and this audience.
-    #[error("the key {0} did not sign this token")]
+    #[error("this token was not signed with the key {0}")]
     WrongMac(KeyId),
 }

@@ -181,7 +181,7 @@ async fn logs_contain_no_secret() {
 
     // All tests of this process together log at most one line about forged tokens per second.
     for why in [
-        "the key k1 did not sign this token",
+        "this token was not signed with the key k1",
         "the key k9 is unknown",
     ] {
         eventually("the reason is logged", async || {

@@ -203,7 +203,7 @@ async fn one_invalid_part_hides_no_other_part() {
     run(&["check"], &elsewhere)
         .await
         .is(78)
-        .says("it points to another database");
+        .says("it does not point to the same database");
     run(&["check", "--listen", "0.0.0.0:0"], &elsewhere[..1])
         .await
         .is(78)

@@ -207,7 +207,7 @@ fn of(parameter: &str, value: &str) -> Parameter {
         }
         "requirepeer" => Refused("use a socket in a directory that only the server may write to"),
         _ => Refused(
-            "supported are sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name and options",
+            "the supported parameters are sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name and options",
         ),
     }
 }

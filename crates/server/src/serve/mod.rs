@@ -103,7 +103,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     let (listener, is_fit) = tokio::select! {
         started = starting => started?,
         () = stop.begun() => {
-            tracing::info!("stopped during the start");
+            tracing::info!("stopped during startup");
             return Ok(0);
         }
     };

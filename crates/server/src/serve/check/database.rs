@@ -211,7 +211,7 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
     let found = within(ask(&options)).await;
     let wrong = match &found {
         Ok((_, direct)) if direct.text("identity") == about.text("identity") => None,
-        Ok(_) => Some("it points to another database than the database URL".to_owned()),
+        Ok(_) => Some("it does not point to the same database as the database URL".to_owned()),
         Err(error) => Some(format!("cannot connect: {error}")),
     };
     if let Ok((conn, _)) = found {
