@@ -24,6 +24,11 @@ BEGIN
             MESSAGE = concat('tower-fence needs a database with the encoding UTF8, not ',
                 current_setting('server_encoding')),
             HINT = 'Create a database with ENCODING ''UTF8'' TEMPLATE template0.';
+    ELSIF to_regclass('tower_fence.floors') IS NOT NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = concat('the schema ', rtrim('tower_fence.', '.'), ' has tables of the fence, but no migration history'),
+            HINT = 'If a dump without data was restored, drop the schema and migrate again.';
     ELSIF EXISTS (
         SELECT c.relname FROM pg_class AS c
         WHERE c.relnamespace = to_regnamespace(rtrim('tower_fence.', '.'))
@@ -121,6 +126,7 @@ CREATE TABLE tower_fence.epoch_source (
     id text PRIMARY KEY,
     notices_failover boolean NOT NULL DEFAULT true
 );
+CREATE UNIQUE INDEX epoch_source_is_one_row ON tower_fence.epoch_source ((true));
 COMMENT ON TABLE tower_fence.epoch_source IS
     'The identity of this source of epochs, in one row. A lease store refuses the epochs of another source.';
 INSERT INTO tower_fence.epoch_source (id) VALUES (replace(gen_random_uuid()::text, '-', ''));
@@ -1089,7 +1095,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.history_of_row(text, smallint) IS
     'The timeline of the server that stores the row of a resource, or would store it.';
 
-CREATE FUNCTION tower_fence.require_read_committed(name text)
+CREATE FUNCTION tower_fence.require_current_rows(name text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     -- Postgres implements READ UNCOMMITTED as READ COMMITTED.
@@ -1098,12 +1104,15 @@ BEGIN
             ERRCODE = 'invalid_transaction_state',
             MESSAGE = concat('call ', name, ' at READ COMMITTED: a stricter isolation level may hide rows that were '
                 'inserted in the meantime');
+    ELSIF pg_is_in_recovery() THEN
+        RAISE read_only_sql_transaction USING
+            MESSAGE = concat('call ', name, ' on the primary: a standby may lack rows that were inserted recently');
     END IF;
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.require_read_committed(text) IS
-    'Raises 25000 if the transaction has a stricter isolation level.';
+COMMENT ON FUNCTION tower_fence.require_current_rows(text) IS
+    'Raises 25000 if the transaction has a stricter isolation level than READ COMMITTED, and 25006 on a standby.';
 
 CREATE FUNCTION tower_fence.refuse_hidden_row(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1129,7 +1138,7 @@ DECLARE
     has_row boolean;
     tries integer := 0;
 BEGIN
-    PERFORM tower_fence.require_read_committed('reset');
+    PERFORM tower_fence.require_current_rows('reset');
     PERFORM tower_fence.check_token(reset.token);
     PERFORM tower_fence.check_resource(reset.resource);
     PERFORM tower_fence.catch_up(reset.resource);
@@ -1189,7 +1198,7 @@ DECLARE
     before text;
     stale bigint;
 BEGIN
-    PERFORM tower_fence.require_read_committed('after_failover');
+    PERFORM tower_fence.require_current_rows('after_failover');
     PERFORM tower_fence.wait_for_disk();
     SELECT l.history INTO before FROM tower_fence.floors AS l
     WHERE l.partition = after_failover_of.partition FOR UPDATE;

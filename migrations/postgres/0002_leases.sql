@@ -430,7 +430,7 @@ DECLARE
     used_up boolean;
     has_passed_over boolean := false;
 BEGIN
-    PERFORM tower_fence.require_read_committed('acquire');
+    PERFORM tower_fence.require_current_rows('acquire');
     IF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
         AND (listener IS NULL OR ticket IS NOT NULL)) IS NOT TRUE
     THEN
@@ -637,7 +637,7 @@ CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint 
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
-    PERFORM tower_fence.require_read_committed('release');
+    PERFORM tower_fence.require_current_rows('release');
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
@@ -654,7 +654,7 @@ CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
-    PERFORM tower_fence.require_read_committed('break_lease');
+    PERFORM tower_fence.require_current_rows('break_lease');
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
@@ -734,7 +734,7 @@ BEGIN
     IF (lease_renew.ttl_ms BETWEEN 1 AND 3155760000000) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'lease_renew requires a ttl_ms of at most 100 years';
     END IF;
-    PERFORM tower_fence.require_read_committed('renew');
+    PERFORM tower_fence.require_current_rows('renew');
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
     -- Read the highest token before the lease. A concurrent renewal that commits between the two

@@ -120,8 +120,10 @@ FROM (
         ) AS pattern
     FROM pg_catalog.pg_trigger AS t
     JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
-    -- These conditions exclude triggers that have such a name but were not created by protect().
+    -- These conditions exclude triggers that have such a name but were not created by protect(), and
+    -- those of the fences in other schemas.
     WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1 AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
+        AND pg_catalog.strpos(p.prosrc, 'PERFORM tower_fence.') > 0
 ) AS g
 JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid AND EXISTS (SELECT FROM tower_fence.pattern_parts(g.pattern))
 CROSS JOIN pg_catalog.unnest(
@@ -246,7 +248,7 @@ DECLARE
     is_unfenced boolean;
     unfenced text;
 BEGIN
-    IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') <> 'read committed' THEN
+    IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         -- TRUNCATE removes rows that a transaction at a stricter isolation level does not see.
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',

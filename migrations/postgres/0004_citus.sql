@@ -266,22 +266,22 @@ COMMENT ON FUNCTION tower_fence.refuse_distributed(text, text) IS 'Raises 0A000.
 CREATE FUNCTION tower_fence.shard_histories(OUT shard bigint, OUT history text, OUT others text[])
 RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    found record;
+    reply record;
 BEGIN
-    FOR found IN
+    FOR reply IN
         SELECT s.shardid, s.success, s.result FROM run_command_on_shards(
             'tower_fence.resources',
             'SELECT pg_catalog.concat_ws('','', h, (SELECT pg_catalog.string_agg(DISTINCT r.history, '','') FROM %s AS r '
             'WHERE r.history <> h)) FROM tower_fence.current_history() AS h'
         ) AS s
     LOOP
-        IF NOT found.success THEN
+        IF NOT reply.success THEN
             RAISE cannot_connect_now USING
-                MESSAGE = concat('a worker cannot be reached: ', found.result),
+                MESSAGE = concat('a worker cannot be reached: ', reply.result),
                 HINT = 'Retry when all nodes of the cluster can be reached.';
         END IF;
-        shard := found.shardid;
-        others := string_to_array(found.result, ',');
+        shard := reply.shardid;
+        others := string_to_array(reply.result, ',');
         history := others[1];
         others := others[2:];
         RETURN NEXT;
@@ -361,7 +361,7 @@ DECLARE
     failed text;
 BEGIN
     IF is_requested THEN
-        PERFORM tower_fence.require_read_committed('after_failover');
+        PERFORM tower_fence.require_current_rows('after_failover');
     END IF;
     PERFORM tower_fence.wait_for_disk();
     -- The row lock serializes the calls. The function reads the shards after it has this lock, so a

@@ -1,7 +1,6 @@
--- This script runs at the end of each migration, and enforces three rules. The objects of the
--- schema belong to the owner of the schema. The guard of a protected table belongs to the owner of
--- the table. PUBLIC has no privilege on any of them, and cannot create objects in the schema.
--- (After a restore of a dump without its privileges, every role could execute the functions that
+-- This script runs at the end of each migration, and enforces two rules. The objects of the schema
+-- belong to the owner of the schema. PUBLIC has no privilege on any of them or on the guards of
+-- protected tables, and cannot create objects in the schema. (After a restore of a dump without its privileges, every role could execute the functions that
 -- run with the privileges of their owner.) This script changes only objects that the migrating role
 -- owns, and writes nothing if no change is needed.
 DO $fence$
@@ -11,6 +10,7 @@ DECLARE
     is_first CONSTANT boolean := current_setting('tower_fence.first_migration', true) = 'on';
     object record;
     grantee text;
+    privileges text;
 BEGIN
     FOR object IN
         SELECT concat(CASE p.prokind WHEN 'p' THEN 'PROCEDURE ' ELSE 'FUNCTION ' END, p.oid::regprocedure) AS name,
@@ -37,13 +37,20 @@ BEGIN
         THEN
             EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
         END IF;
-        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted.
-        FOR grantee IN
-            SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. What another
+        -- role has granted can be revoked only together with its grant option.
+        FOR privileges IN
+            SELECT DISTINCT CASE
+                WHEN r.grantor <> object.owner THEN format(
+                    'GRANT OPTION FOR ALL ON %s FROM %I CASCADE', object.name, pg_get_userbyid(r.grantor)
+                )
+                WHEN r.grantee = 0 THEN format('ALL ON %s FROM PUBLIC', object.name)
+                ELSE format('ALL ON %s FROM %I', object.name, pg_get_userbyid(r.grantee))
+            END
             FROM aclexplode(object.rights) AS r
             WHERE r.grantee = 0 OR (is_first AND object.is_ours AND r.grantee <> object.owner)
         LOOP
-            EXECUTE format('REVOKE ALL ON %s FROM %s', object.name, grantee);
+            EXECUTE concat('REVOKE ', privileges);
         END LOOP;
     END LOOP;
     -- A role that creates functions in the schema could overload those of the fence.

@@ -1,7 +1,7 @@
 //! A Postgres server that is killed under load, and a standby that takes over. Acknowledged writes
 //! and granted leases persist, or are lost together.
 
-use sqlx::Postgres;
+use sqlx::{Postgres, postgres::PgPoolOptions};
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
     lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases, Renew},
@@ -174,6 +174,28 @@ async fn operator_distinguishes_two_promotions_that_look_like_one() {
     let after = grant(&leases, &held, LONG).await;
     assert!(after.token > lost);
     write(&second, &held, after.token).await.unwrap();
+}
+
+/// A standby may not have replayed a grant yet, so it does not know whether a lease was lost.
+#[tokio::test]
+async fn standby_does_not_report_a_lease_as_lost() {
+    let primary = server().await;
+    let held = Resource::new("held").unwrap();
+    let leases = PostgresLeases::new(fence(&primary).await);
+    let standby = Standby::of(&primary, Replication::Asynchronous).await;
+    standby.hold_back();
+    let lease = grant(&leases, &held, LONG).await;
+    let pool = PgPoolOptions::new().connect_lazy(&standby.server.url("postgres"));
+    let on_standby = PostgresLeases::new(Fence::new(pool.unwrap()));
+    let renew = on_standby.renew(&held, &lease.id, Renew::new(LONG)).await;
+    assert!(
+        matches!(renew, Err(LeaseError::Unavailable(_))),
+        "{renew:?}"
+    );
+    leases
+        .renew(&held, &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
 }
 
 /// Returns the token of the current holder.

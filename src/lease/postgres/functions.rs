@@ -241,7 +241,7 @@ impl Functions {
         let sql = |prefix: &str| {
             format!(
                 "SELECT h.resource, h.token, h.owner, h.waiters, \
-                 extract(epoch FROM h.granted_at)::bigint AS granted_at, \
+                 pg_catalog.floor(extract(epoch FROM h.granted_at))::bigint AS granted_at, \
                  pg_catalog.ceil(extract(epoch FROM h.expires_in) * 1000)::bigint AS left_ms \
                  FROM {prefix}held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )

@@ -5,7 +5,8 @@
 use futures_util::StreamExt;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Sqlite, postgres::PgPoolOptions};
 use tower_fence::{
-    CommitError, Fence, Resource, Token, TokenUse, WriteError,
+    CommitError, Fence, Resource, Token, TokenUse,
+    fence::WriteError,
     lease::{Acquire, Leases, PostgresLeases, Renew},
 };
 
@@ -167,7 +168,8 @@ async fn transaction_begins_after_one_that_was_left_open_on_sqlite() {
     let db = Sqlite::fresh(1).await;
     db.execute("BEGIN; INSERT INTO ledger VALUES (1)").await;
     let (resource, token) = (Resource::new("written").unwrap(), Token::new(7).unwrap());
-    let begun = db.fence().begin(&resource, token, TokenUse::SingleUse);
+    let fence = db.fence();
+    let begun = fence.begin(&resource, token, TokenUse::SingleUse);
     let mut tx = begun.await.unwrap();
     let left = Sqlite::number(&mut tx, "SELECT count(*) FROM ledger").await;
     assert_eq!(left.unwrap(), 0);

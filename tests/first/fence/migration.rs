@@ -390,6 +390,62 @@ async fn schema_with_objects_of_the_application_is_refused() {
     }
 }
 
+#[tokio::test]
+async fn restored_tables_without_rows_are_refused_with_the_remedy() {
+    let db = Postgres::fresh(1).await;
+    db.execute("TRUNCATE tower_fence.migrations, tower_fence.floors, tower_fence.epoch_source")
+        .await;
+    let refused = db.fence().migrate().await.unwrap_err().to_string();
+    assert!(refused.contains("no migration history"), "{refused}");
+    assert!(!refused.contains("do not belong"), "{refused}");
+}
+
+/// Otherwise the identity of a restored database would depend on the order of the rows.
+#[tokio::test]
+async fn second_source_of_epochs_is_refused() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let second = "INSERT INTO tower_fence.epoch_source (id) VALUES ('second')";
+    let refused = Postgres::execute(&mut conn, second).await.unwrap_err();
+    let code = refused.as_database_error().and_then(|error| error.code());
+    assert_eq!(code.as_deref(), Some("23505"));
+}
+
+#[tokio::test]
+async fn settings_of_plpgsql_do_not_make_migrate_fail() {
+    let db = Postgres::fresh(1).await;
+    let options: PgConnectOptions = db.url.parse().unwrap();
+    let options = options.options([
+        ("plpgsql.extra_errors", "all"),
+        ("plpgsql.variable_conflict", "use_variable"),
+    ]);
+    let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
+    let builder = Fence::builder().schema("strict").unwrap();
+    builder.build(pool).migrate().await.unwrap();
+}
+
+/// A REVOKE by the owner does not remove what another role has granted.
+#[tokio::test]
+async fn privileges_that_another_role_has_granted_to_public_are_revoked() {
+    let db = Postgres::fresh(1).await;
+    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+    let bypass = "FUNCTION tower_fence.bypass(text)";
+    db.execute(&format!(
+        "CREATE ROLE {role}; GRANT USAGE ON SCHEMA tower_fence TO {role}; \
+         GRANT EXECUTE ON {bypass} TO {role} WITH GRANT OPTION; \
+         SET ROLE {role}; GRANT EXECUTE ON {bypass} TO PUBLIC; RESET ROLE"
+    ))
+    .await;
+    db.fence().migrate().await.unwrap();
+    let holders = "SELECT count(*) FROM pg_proc AS p, aclexplode(p.proacl) AS r \
+         WHERE p.oid = 'tower_fence.bypass'::regproc AND ";
+    assert_eq!(db.number(&format!("{holders} r.grantee = 0")).await, 0);
+    let kept = format!("{holders} r.grantee = '{role}'::regrole");
+    assert_eq!(db.number(&kept).await, 1);
+    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
+        .await;
+}
+
 /// Without the timeline, failovers cannot be detected. The operator must accept this explicitly.
 #[tokio::test]
 async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {

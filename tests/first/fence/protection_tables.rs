@@ -16,6 +16,22 @@ async fn holes(conn: &mut PgConnection) -> Vec<String> {
     sqlx::query_scalar(holes).fetch_all(conn).await.unwrap()
 }
 
+/// A table has the guard of one fence. The view of another fence must not show it as protected.
+#[tokio::test]
+async fn view_shows_only_the_guards_of_its_own_fence() {
+    let db = with_tables().await;
+    let other = db.fence_with(|fence| fence.schema("other").unwrap());
+    other.migrate().await.unwrap();
+    let guards = async |schema: &str| {
+        let guards = "protected_tables WHERE relation = 'whole'::regclass";
+        db.number(&format!("SELECT count(*) FROM {schema}.{guards}"))
+            .await
+    };
+    assert_eq!(guards("other").await, 0);
+    db.execute("SELECT other.protect('whole', '{sku}')").await;
+    assert_eq!((guards("other").await, guards("tower_fence").await), (5, 0));
+}
+
 #[tokio::test]
 async fn view_shows_each_guard_and_each_missing_one() {
     let db = with_tables().await;

@@ -86,12 +86,11 @@ pub const WHY: Duration = Duration::from_secs(1);
 
 /// SQL that checks leases in Postgres. It calls the function that grants, in a transaction that is
 /// rolled back. The resource has a random name, so that no existing lease conflicts.
-const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL)";
+const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), pg_catalog.decode('00', 'hex'), 1000, 0, NULL, 0, false, NULL)";
 /// SQL that checks the epochs of leases in another store, in a transaction that is rolled back.
 const EPOCHS: &str = "SELECT FROM tower_fence.report_epoch(0::smallint, 0)";
 /// SQL that is added to [`EPOCHS`] if the grants of these leases are announced.
-const ANNOUNCEMENTS: &str =
-    "; SELECT FROM tower_fence.announce('readyz:' || pg_catalog.gen_random_uuid(), 1, '\\x00')";
+const ANNOUNCEMENTS: &str = "; SELECT FROM tower_fence.announce('readyz:' || pg_catalog.gen_random_uuid(), 1, pg_catalog.decode('00', 'hex'))";
 
 /// Checks that the database answers.
 pub fn answers(fence: Fence<Postgres>) -> Probe {
