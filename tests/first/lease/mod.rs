@@ -10,7 +10,6 @@ mod postgres_idle;
 mod postgres_locks;
 mod postgres_queue;
 mod postgres_strangers;
-mod redis_epochs;
 mod redis_limits;
 mod redis_loss;
 mod redis_queue;

@@ -159,7 +159,8 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_epoch_does_not_begin_on_another_counter() {
-    for lost in [&["FLUSHALL"][..], &["DEL", COUNTER]] {
+    // After PING, the counter still has the epoch of the other issuer.
+    for lost in [&["FLUSHALL"][..], &["DEL", COUNTER], &["PING"]] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let epochs = Gated::new(&db);
         let late = connect(&server, epochs.clone()).await;
@@ -184,6 +185,22 @@ async fn late_epoch_does_not_begin_on_another_counter() {
             second.token
         );
     }
+}
+
+#[tokio::test]
+async fn database_behind_the_counter_does_not_lower_the_epoch() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, db.fence()).await;
+    granted_and_released(&leases).await;
+    // The counter is far ahead, and belongs to another incarnation. The database has issued epoch
+    // 1.
+    server
+        .command(&["HSET", COUNTER, "epoch", "70", "history", "0"])
+        .await;
+    assert_eq!(
+        grant(&leases, &sku(), LONG).await.token,
+        Epoch::new(71).unwrap().token(1).unwrap()
+    );
 }
 
 #[tokio::test]
