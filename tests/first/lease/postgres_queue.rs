@@ -301,22 +301,6 @@ async fn no_waiter_joins_the_queue_during_a_release() {
 }
 
 #[tokio::test]
-async fn waiters_of_a_process_are_bounded() {
-    let db = Postgres::fresh(4).await;
-    let leases = PostgresLeases::new(db.fence());
-    let other = other_process(&db).await.max_waiters(1);
-    grant(&leases, &sku(), LONG).await;
-    wait(&leases, LONG).await;
-    wait(&other, LONG).await;
-    let full = other.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
-    assert!(
-        matches!(full, Err(LeaseError::TooManyWaiters { .. })),
-        "{full:?}"
-    );
-    assert_eq!(waiters(&leases).await, 2);
-}
-
-#[tokio::test]
 async fn script_does_not_overtake_waiters() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());

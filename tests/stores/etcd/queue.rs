@@ -120,29 +120,6 @@ async fn ended_queues_leave_nothing_behind() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_are_bounded() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await;
-    let leases = leases.unwrap().max_waiters(2);
-    let first = grant(&leases, &sku(), LONG).await;
-    let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
-    let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::TooManyWaiters { .. })),
-        "{refused:?}"
-    );
-    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    for waiting in line {
-        waiting.abort();
-    }
-    soon("the waiters have left the queue", async || {
-        waiters(&leases).await == 0
-    })
-    .await;
-    leases.release(&sku(), &first.id).await.unwrap();
-}
-
 /// The cost of a hand-off does not depend on the length of the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_first_waiter_sends_requests() {
