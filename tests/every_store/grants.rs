@@ -9,7 +9,7 @@ use tokio::{
 };
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner},
+    lease::{Acquire, LeaseAdmin, LeaseId, Leases},
 };
 
 use crate::support::{
@@ -19,29 +19,12 @@ use crate::support::{
 };
 
 on_every_store!(
-    inspection_shows_the_holder_but_not_the_id,
     tokens_increase_in_the_order_of_the_grants,
-    resources_are_independent,
     resource_is_free_after_its_lock_delay,
     repeated_request_keeps_its_lease,
-    every_held_lease_is_on_a_page,
+    queue_and_released_lease_are_on_no_page,
+    invalid_cursors_are_refused,
 );
-
-async fn inspection_shows_the_holder_but_not_the_id<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    assert_eq!(one.inspect(&sku()).await.unwrap(), None);
-    for owner in [None, Some("worker-7"), Some("a:b:c é \"'{}")] {
-        let owner = owner.map(|owner| Owner::new(owner).unwrap());
-        let mut request = Acquire::new(LONG);
-        request.owner.clone_from(&owner);
-        let lease = one.acquire(&sku(), request).await.unwrap();
-        let held = two.inspect(&sku()).await.unwrap().unwrap();
-        assert_eq!((held.token, &held.owner), (lease.token, &owner));
-        assert!(held.ttl <= LONG && held.ttl > LONG / 2);
-        assert!(!format!("{held:?}").contains(lease.id.expose()));
-        one.release(&sku(), &lease.id).await.unwrap();
-    }
-}
 
 async fn tokens_increase_in_the_order_of_the_grants<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
@@ -71,29 +54,6 @@ async fn tokens_increase_in_the_order_of_the_grants<S: TestStore>() {
     assert_eq!(grants.values().map(Vec::len).sum::<usize>(), 12 * 25);
     for (resource, tokens) in grants {
         assert!(tokens.is_sorted_by(|a, b| a < b), "{resource}: {tokens:?}");
-    }
-}
-
-async fn resources_are_independent<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    for name in [
-        "a",
-        "b",
-        "A",
-        "a:b",
-        "{a}",
-        "}a{",
-        "é",
-        "a b",
-        "a*",
-        &"x".repeat(255),
-    ] {
-        let resource = Resource::new(name).unwrap();
-        let lease = grant(&one, &resource, LONG).await;
-        assert_eq!(
-            two.inspect(&resource).await.unwrap().unwrap().token,
-            lease.token
-        );
     }
 }
 
@@ -154,35 +114,18 @@ async fn repeated_request_keeps_its_lease<S: TestStore>() {
     }
 }
 
-async fn every_held_lease_is_on_a_page<S: TestStore>() {
+/// The keys of a queue are not listed as leases, whatever the name of the resource.
+async fn queue_and_released_lease_are_on_no_page<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    let all = async |limit: usize| {
-        let (mut listed, mut cursor) = (HashMap::new(), None);
-        loop {
-            let page = two.list(limit, cursor.as_deref()).await.unwrap();
-            assert!(page.leases.len() <= limit);
-            let tokens = page.leases.into_iter();
-            listed.extend(tokens.map(|(resource, held)| (resource, held.token)));
-            cursor = page.cursor;
-            if cursor.is_none() {
-                return listed;
-            }
-        }
-    };
-    assert_eq!(all(10).await, HashMap::new());
-    let mut expected = HashMap::new();
-    for n in 0..60 {
+    let tricky = Resource::new("x}:lease:sku-1").unwrap();
+    let mut expected = HashMap::from([(tricky.clone(), grant(&one, &tricky, LONG).await.token)]);
+    for n in 0..3 {
         let resource = Resource::new(format!("sku-{n}}}:lease:*")).unwrap();
         let lease = grant(&one, &resource, LONG).await;
-        if n % 3 == 0 {
-            one.release(&resource, &lease.id).await.unwrap();
-        } else {
-            expected.insert(resource, lease.token);
-        }
+        expected.insert(resource, lease.token);
     }
-    // The keys of a queue are not listed as leases, whatever the name of the resource.
-    let tricky = Resource::new("x}:lease:sku-1").unwrap();
-    expected.insert(tricky.clone(), grant(&one, &tricky, LONG).await.token);
+    let released = grant(&one, &sku(), LONG).await;
+    one.release(&sku(), &released.id).await.unwrap();
     let waiting = tokio::spawn({
         let (one, tricky) = (one.clone(), tricky.clone());
         async move { one.acquire(&tricky, Acquire::new(LONG).wait(LONG)).await }
@@ -192,10 +135,26 @@ async fn every_held_lease_is_on_a_page<S: TestStore>() {
         held.waiters == u64::from(S::HAS_LINE)
     })
     .await;
-    for limit in [1, 7, 1_000] {
-        assert_eq!(all(limit).await, expected, "with {limit} on a page");
+    for limit in [1, 1_000] {
+        let (mut listed, mut cursor) = (HashMap::new(), None);
+        loop {
+            let page = two.list(limit, cursor.as_deref()).await.unwrap();
+            assert!(page.leases.len() <= limit);
+            let tokens = page.leases.into_iter();
+            listed.extend(tokens.map(|(resource, held)| (resource, held.token)));
+            cursor = page.cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        assert_eq!(listed, expected, "with {limit} on a page");
     }
     waiting.abort();
+}
+
+async fn invalid_cursors_are_refused<S: TestStore>() {
+    let (one, _, _db) = S::fresh().await;
+    grant(&one, &sku(), LONG).await;
     // The store does not panic at a cursor with a huge number.
     let _ = one.list(1, Some("18446744073709551615-0-")).await;
     for cursor in ["", "x", "1", "-", ":", "300:a", "99999999999999999999-0-"] {

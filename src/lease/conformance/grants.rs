@@ -23,6 +23,10 @@ pub(super) async fn grant_excludes_others_until_it_is_released<S: Subject>(subje
         let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
         let plausible = LONG / 2..=2 * LONG;
         assert!(plausible.contains(&retry_after), "{retry_after:?}");
+        let held = leases.inspect(&sku()).await.expect("the store answers");
+        let held = held.expect("the lease is held");
+        assert_eq!(held.token, first.token);
+        assert!(plausible.contains(&held.ttl), "{held:?}");
     }
     two.release(&sku(), &first.id).await.expect("a release");
     let second = grant(&one, LONG).await;
@@ -141,32 +145,48 @@ pub(super) async fn names_that_differ_are_different_resources<S: Subject>(subjec
         "sku%20",
         "skü",
         "sku\u{308}",
+        "a:b",
+        "{a}",
+        "}a{",
+        "a*",
         &format!("{long}1"),
         &format!("{long}2"),
     ];
     for (n, name) in names.into_iter().enumerate() {
-        let leases = [&one, &two][n % 2];
+        let (leases, other) = [(&one, &two), (&two, &one)][n % 2];
         let granted = leases.acquire(&resource(name), Acquire::new(LONG)).await;
-        assert!(
-            granted.is_ok(),
-            "`{name}` is free, but the result is {granted:?}"
-        );
+        let lease =
+            granted.unwrap_or_else(|error| panic!("`{name}` is free, but the result is {error:?}"));
+        let held = other.inspect(&resource(name)).await;
+        let held = held.expect("the store answers");
+        assert_eq!(held.expect("the lease is held").token, lease.token);
     }
 }
 
 pub(super) async fn owner_that_was_named_first_stays<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
-    let owner = |name: &str| Owner::new(name).expect("an owner");
-    let first = Acquire::new(LONG).lease_id(LeaseId::random());
-    one.acquire(&sku(), first.clone()).await.expect("a grant");
-    for name in [Some("worker-7"), Some("worker-8"), None] {
-        let mut again = first.clone();
-        again.owner = name.map(owner);
-        two.acquire(&sku(), again).await.expect("a repetition");
-        let held = one.inspect(&sku()).await.expect("the store answers");
-        let held = held.expect("the lease is held");
-        assert_eq!(held.owner, Some(owner("worker-7")));
-        assert!(!format!("{held:?}").contains(first.lease_id.expose()));
+    let owner = |name: &str| Some(Owner::new(name).expect("an owner"));
+    let (first, second) = (owner("a:b:c é \"'{}"), owner("worker-8"));
+    // The first request of a lease names no owner, or names one.
+    for owners in [
+        &[None, first.clone(), second.clone(), None][..],
+        &[first, second, None],
+    ] {
+        let mut request = Acquire::new(LONG).lease_id(LeaseId::random());
+        let mut expected = None;
+        for (n, named) in owners.iter().enumerate() {
+            request.owner.clone_from(named);
+            let granted = [&one, &two][n % 2].acquire(&sku(), request.clone()).await;
+            granted.expect("a grant or its repetition");
+            expected = expected.or_else(|| named.clone());
+            let held = one.inspect(&sku()).await.expect("the store answers");
+            let held = held.expect("the lease is held");
+            assert_eq!(held.owner, expected);
+            assert!(!format!("{held:?}").contains(request.lease_id.expose()));
+        }
+        two.release(&sku(), &request.lease_id)
+            .await
+            .expect("a release");
     }
 }
 

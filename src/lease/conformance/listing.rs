@@ -33,6 +33,7 @@ pub(super) async fn every_held_lease_is_on_a_page<S: Subject>(subject: &S) {
     let (mut listed, mut cursor) = (BTreeSet::new(), None);
     loop {
         let page = two.list(PAGE, cursor.as_deref()).await.expect("a page");
+        assert!(page.leases.len() <= PAGE, "{page:?}");
         for (name, lease) in page.leases {
             assert!(lease.ttl > LONG / 2, "{lease:?}");
             assert!(listed.insert(name), "the lease is on two pages");
