@@ -143,6 +143,7 @@ checks! {
     queue:
         waiter_is_granted_on_release,
         waiter_is_granted_on_expiry,
+        waiter_is_granted_when_the_lease_is_broken,
         wait_ends_at_its_timeout,
         waiters_are_served_in_order (queue),
         newcomer_does_not_overtake (queue),

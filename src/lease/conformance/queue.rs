@@ -1,5 +1,7 @@
 //! Checks of waiting requests.
 
+use std::time::Duration;
+
 use tokio::{
     task::yield_now,
     time::{Instant, sleep},
@@ -7,9 +9,9 @@ use tokio::{
 
 use super::{
     Subject,
-    steps::{LONG, SOON, chosen, eventually, grant, granted, is_held, sku, wait, waiters},
+    steps::{LONG, SOON, chosen, eventually, grant, granted, is_held, is_lost, sku, wait, waiters},
 };
-use crate::lease::{Acquire, Leases, Renew};
+use crate::lease::{Acquire, LeaseAdmin, Leases, Owner, Renew};
 
 pub(super) async fn waiter_is_granted_on_release<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
@@ -32,9 +34,32 @@ pub(super) async fn waiter_is_granted_on_release<S: Subject>(subject: &S) {
 
 pub(super) async fn waiter_is_granted_on_expiry<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
+    let began = Instant::now();
     let first = grant(&one, S::SHORT).await;
     let waiting = wait(&two, Acquire::new(LONG).wait(LONG), S::QUEUE).await;
+    let second = granted(waiting).await;
+    // The store may measure whole milliseconds, with another clock.
+    let elapsed = began.elapsed() + Duration::from_millis(5);
+    assert!(elapsed >= first.ttl, "granted before the lease expired");
+    assert!(second.token > first.token);
+    if S::QUEUE {
+        // The waiter behind one with a shorter TTL is granted the lease when that TTL ends.
+        let short = wait(&two, Acquire::new(S::SHORT).wait(LONG), true).await;
+        let last = wait(&one, Acquire::new(LONG).wait(LONG), true).await;
+        one.release(&sku(), &second.id).await.expect("a release");
+        granted(short).await;
+        granted(last).await;
+    }
+}
+
+pub(super) async fn waiter_is_granted_when_the_lease_is_broken<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, LONG).await;
+    let waiting = wait(&two, Acquire::new(LONG).wait(LONG), S::QUEUE).await;
+    let ended = two.break_lease(&sku(), None).await;
+    assert!(ended.expect("a break"), "the lease is held");
     assert!(granted(waiting).await.token > first.token);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
 }
 
 pub(super) async fn wait_ends_at_its_timeout<S: Subject>(subject: &S) {
@@ -95,12 +120,15 @@ pub(super) async fn newcomer_does_not_overtake<S: Subject>(subject: &S) {
 
 pub(super) async fn repeated_request_has_the_position_of_the_first<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
-    for other in [&one, &two] {
+    let owner = |name: &str| Some(Owner::new(name).expect("an owner"));
+    for (other, named) in [(&one, None), (&two, owner("worker-8"))] {
         let first = grant(&one, LONG).await;
-        let request = chosen();
+        let mut request = chosen();
+        request.owner = owner("worker-7");
         let given_up = wait(&one, request.clone(), true).await;
         let behind = wait(&two, Acquire::new(LONG).wait(LONG), true).await;
-        let again = wait(other, request.clone(), false).await;
+        request.owner = named;
+        let again = wait(other, request, false).await;
         sleep(S::SHORT).await;
         assert_eq!(waiters(&one).await, 2, "a lease id must have one position");
         given_up.abort();
@@ -112,6 +140,9 @@ pub(super) async fn repeated_request_has_the_position_of_the_first<S: Subject>(s
         );
         one.release(&sku(), &first.id).await.expect("a release");
         let lease = granted(again).await;
+        let held = one.inspect(&sku()).await.expect("the store answers");
+        let held = held.expect("the waiter has the lease");
+        assert_eq!(held.owner, owner("worker-7"));
         two.release(&sku(), &lease.id).await.expect("a release");
         let behind = granted(behind).await;
         assert!(behind.token > lease.token);

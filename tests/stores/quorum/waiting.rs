@@ -10,24 +10,10 @@ use tokio::{
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
 
 use crate::support::{
-    lease::{LONG, SHORT, grant, granted, is_lost, sku},
+    lease::{LONG, SHORT, grant, is_lost, sku},
     soon,
     store::{Quorum, TestStore},
 };
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn broken_lease_is_granted_to_a_waiter() {
-    let (one, two, _db) = Quorum::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
-    let waiting = tokio::spawn({
-        let two = two.clone();
-        async move { two.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
-    });
-    sleep(SHORT).await;
-    assert!(two.break_lease(&sku(), None).await.unwrap());
-    assert!(granted(waiting).await.token > first.token);
-    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiters_are_served_one_at_a_time() {
