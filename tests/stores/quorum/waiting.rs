@@ -3,41 +3,14 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::{
-    sync::Mutex,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
 
 use crate::support::{
-    lease::{LONG, SHORT, grant, is_lost, sku},
+    lease::{LONG, grant, is_lost, sku},
     soon,
     store::{Quorum, TestStore},
 };
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_waiters_are_served_one_at_a_time() {
-    let (one, two, _db) = Quorum::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
-    let served = Mutex::new(vec![first.token]);
-    let crowd = (0..20).map(async |n| {
-        let leases = [&one, &two][n % 2];
-        let lease = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
-        let lease = lease.unwrap();
-        // The token is recorded under the lease, so the list has the order of the grants.
-        served.lock().await.push(lease.token);
-        leases.release(&sku(), &lease.id).await.unwrap();
-    });
-    let release = async {
-        sleep(SHORT).await;
-        one.release(&sku(), &first.id).await.unwrap();
-    };
-    let served_all = async { tokio::join!(join_all(crowd), release) };
-    timeout(LONG, served_all).await.unwrap();
-    let served = served.into_inner();
-    assert_eq!(served.len(), 21);
-    assert!(served.is_sorted_by(|a, b| a < b), "{served:?}");
-}
 
 /// Requests that are cancelled in any phase leave nothing on the nodes: the resource is free
 /// immediately, although each request asked for a minute.
