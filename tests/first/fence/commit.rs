@@ -19,7 +19,6 @@ on_both_databases!(
     ignored_error_is_never_a_false_success,
     manually_ended_transaction_is_never_a_false_success,
     manually_replaced_transaction_is_never_a_false_success,
-    a_deferred_constraint_that_fails_at_commit_writes_nothing,
     a_nested_commit_is_part_of_the_outer_transaction,
     nested_rollback_leaves_the_outer_transaction_intact,
     a_forgotten_nested_transaction_is_refused_and_leaks_nothing,
@@ -90,19 +89,6 @@ async fn manually_replaced_transaction_is_never_a_false_success<DB: TestDatabase
         DB::execute(&mut tx, replacement).await.unwrap();
         is_aborted(tx.commit().await);
     }
-}
-
-async fn a_deferred_constraint_that_fails_at_commit_writes_nothing<DB: TestDatabase>() {
-    let db = DB::fresh(1).await;
-    let fence = db.fence();
-    let mut tx = begin(&fence, 5).await;
-    insert(&mut tx, 1).await;
-    DB::execute(&mut tx, "INSERT INTO child VALUES (404)")
-        .await
-        .unwrap();
-    is_aborted(tx.commit().await);
-    assert_eq!(db.entries().await, 0);
-    write(&fence, 5).await.unwrap();
 }
 
 async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {

@@ -12,24 +12,10 @@ use crate::support::{
 };
 
 on_both_databases!(
-    ignored_error_is_not_a_success,
     transaction_in_a_spawned_task_is_not_a_success,
     transaction_in_the_response_body_is_not_a_success,
     transaction_that_cannot_commit_is_not_a_success,
 );
-
-async fn ignored_error_is_not_a_success<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let server = start(&db).await;
-    let answer = server.write("/a/swallow", 5).await;
-    if DB::ABORTS_ON_ERROR {
-        answer.is_problem(500, "transaction-aborted");
-        nothing_but_the_fence_has_moved(&db, &server).await;
-    } else {
-        // SQLite rolls back only the failed statement, so the claimed write is committed.
-        assert_eq!((answer.status, db.entries().await), (200, 1));
-    }
-}
 
 async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(4).await;

@@ -34,7 +34,6 @@ pub fn app<DB: TestDatabase>(fence: Fence<DB>, plan: Plan) -> Router {
         .route("/{sku}/fail", post(fail::<DB>))
         .route("/{sku}/panic", post(panic::<DB>))
         .route("/{sku}/slow", post(slow::<DB>))
-        .route("/{sku}/swallow", post(swallow::<DB>))
         .route("/{sku}/spawn", post(spawn::<DB>))
         .route("/{sku}/stream", post(stream::<DB>))
         .route("/{sku}/defer", post(defer::<DB>))
@@ -79,12 +78,6 @@ pub async fn panic<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
 pub async fn slow<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
     insert(&mut tx).await;
     std::future::pending().await
-}
-
-pub async fn swallow<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
-    insert(&mut tx).await;
-    let _ = DB::execute(&mut tx, "INSERT INTO nowhere VALUES (1)").await;
-    StatusCode::OK
 }
 
 pub async fn spawn<DB: TestDatabase>(mut tx: FencedTx<DB>, plan: Extension<Plan>) -> StatusCode {
