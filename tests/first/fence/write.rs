@@ -388,23 +388,6 @@ async fn dropped_or_slow_statement_releases_the_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn missing_argument_is_an_error() {
-    let db = with_numbers().await;
-    let forgetful = "INSERT INTO numbers SELECT $1 + $2 FROM fence RETURNING n";
-    let query = sqlx::query(forgetful).bind(1_i64);
-    let (token, token_use) = (token(7), TokenUse::SingleUse);
-    let fence = db.fence();
-    let resource = resource();
-    let refused = fence.write::<(i64,)>(&resource, token, token_use, query);
-    let refused = refused.await;
-    assert!(
-        matches!(refused, Err(WriteError::Statement(_))),
-        "{refused:?}"
-    );
-    assert_eq!(fence.inspect(&resource).await.unwrap(), None);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn undecodable_rows_are_written_and_reported() {
     let db = with_numbers().await;
     let fence = db.fence();

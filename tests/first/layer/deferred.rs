@@ -19,8 +19,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, on_both_databases},
-    eventually,
+    database::{Fresh, TestDatabase, on_both_databases},
     http::Server,
 };
 
@@ -275,46 +274,6 @@ async fn write_that_escapes_the_handler_is_not_a_success<DB: TestDatabase>() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     go_on.notified().await;
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
-}
-
-/// The client disconnects while its statement waits for a row that another session has locked.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn disconnected_client_leaves_no_lock_behind() {
-    async fn write(pending: PgPendingWrite) -> Result<(), WriteError> {
-        let update = "UPDATE stock SET n = n - 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
-        pending.write::<()>(update).await?;
-        Ok(())
-    }
-    let db = Postgres::fresh(3).await;
-    db.execute("INSERT INTO stock VALUES ('r', 10)").await;
-    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(2)));
-    let layer = FenceLayer::new(fence, PathParam("r")).deferred();
-    let app = Router::new().route("/{r}", post(write)).route_layer(layer);
-    let server = Server::start(app).await;
-    assert_eq!(server.write("/r", 1).await.status, 200);
-    let mut blocker = db.pool.begin().await.unwrap();
-    sqlx::raw_sql("UPDATE stock SET n = n - 100")
-        .execute(&mut *blocker)
-        .await
-        .unwrap();
-    let request = server
-        .post("/r")
-        .header("Fencing-Token", "2")
-        .timeout(Duration::from_millis(200));
-    request
-        .send()
-        .await
-        .expect_err("the request was answered in time");
-    // The statement times out by itself, long before the session that blocks it ends.
-    eventually("the successor waits for the row", async || {
-        let answer = server.write("/r", 3).await;
-        answer.is_problem(503, "fence-busy");
-        db.number(WAITING_FOR_LOCK).await == 0
-    })
-    .await;
-    blocker.rollback().await.unwrap();
-    assert_eq!(server.write("/r", 4).await.status, 200);
-    assert_eq!(db.number("SELECT n FROM stock").await, 8);
 }
 
 /// A value that notifies the test when it is dropped.
