@@ -24,22 +24,6 @@ async fn lost_lease_stops_the_command_and_its_group() {
     assert!(!lives(&child), "the child process was left");
 }
 
-#[tokio::test]
-async fn server_outage_longer_than_the_ttl_loses_the_lease() {
-    let (db, mut server) = serving().await;
-    let notes = Notes::new();
-    let script = format!("echo runs > {}; sleep 1000", notes.path("runs").display());
-    let running = start(&server, &["--ttl", "3s", "--wait", "20s"], &script);
-    notes.has("runs").await;
-    server.signal("-KILL");
-    server.exit().await;
-    end(running)
-        .await
-        .is(124)
-        .says("no renewal succeeded in time");
-    drop(db);
-}
-
 /// The renewals continue when the server is back in time.
 #[tokio::test]
 async fn server_outage_shorter_than_the_ttl_loses_nothing() {
@@ -79,7 +63,10 @@ async fn program_paused_past_its_lease_stops_the_command() {
     running.signal("-STOP");
     expires(&server).await;
     running.signal("-CONT");
-    end(running).await.is(124);
+    end(running)
+        .await
+        .is(124)
+        .says("no renewal succeeded in time");
     assert!(
         held(&server).await,
         "the other client must still have the lease"

@@ -49,34 +49,22 @@ async fn server_continues_and_stops_with_unread_output() {
 }
 
 #[tokio::test]
-async fn lost_lease_stops_the_command_and_its_group() {
-    let (_db, server) = serving().await;
-    let notes = Notes::new();
-    let script = format!(
-        "(trap '' TERM; echo ready; exec sleep 1000) & echo $! > {}; wait",
-        notes.path("child").display()
-    );
-    let options = ["--grace", "1s", "--ttl", "5s"];
-    let mut running = start_under(&UNHEARD, &server.url, "sku-1", &options, &script);
-    running.prints("ready", 1).await;
-    let child = notes.has("child").await;
-    break_lease(&server).await;
-    end(running).await.is(124);
-    assert!(!lives(&child), "the child process was left");
-}
-
-#[tokio::test]
-async fn a_blocked_log_does_not_delay_the_loss() {
-    let (_db, mut server) = serving().await;
-    let notes = Notes::new();
-    let script = format!("echo $$ > {}; exec sleep 1000", notes.path("id").display());
-    let options = ["--ttl", "3s", "--wait", "20s"];
-    let running = start_under(&BLOCKED, &server.url, "sku-1", &options, &script);
-    let child = notes.has("id").await;
-    server.signal("-KILL");
-    server.exit().await;
-    end(running).await.is(124);
-    assert!(!lives(&child), "the command was left");
+async fn an_unread_log_does_not_delay_the_loss() {
+    for starter in [&UNHEARD[..], &BLOCKED] {
+        let (_db, mut server) = serving().await;
+        let notes = Notes::new();
+        let script = format!(
+            "trap '' TERM; echo $$ > {}; exec sleep 1000",
+            notes.path("id").display()
+        );
+        let options = ["--ttl", "3s", "--wait", "20s", "--grace", "1s"];
+        let running = start_under(starter, &server.url, "sku-1", &options, &script);
+        let child = notes.has("id").await;
+        server.signal("-KILL");
+        server.exit().await;
+        end(running).await.is(124);
+        assert!(!lives(&child), "the command was left");
+    }
 }
 
 #[tokio::test]
