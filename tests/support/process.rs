@@ -8,7 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::select_all;
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use tokio::time::timeout;
+
+use super::{
+    eventually,
+    http::{Answer, client},
+};
 
 /// Sends a signal. After `-STOP`, waits until all threads of the process have stopped, because a
 /// thread may stop long after the signal on a busy machine.
@@ -178,6 +186,61 @@ impl Deref for Inventory {
 impl DerefMut for Inventory {
     fn deref_mut(&mut self) -> &mut Process {
         &mut self.process
+    }
+}
+
+/// Freezes a service whose requests wait for `sku-1`, and releases the lease. The request behind
+/// them, at another service, must be granted the lease within `limit`.
+pub async fn frozen_process_delays_the_next_waiter(
+    frozen: &Inventory,
+    other: &Inventory,
+    limit: Duration,
+) {
+    const DOOMED: u64 = 6;
+    let client = client();
+    let acquire = |service: &Inventory, body: Value| {
+        Answer::to(client.post(service.url("/locks/sku-1")).json(&body))
+    };
+    let release = async |lease: &Value| {
+        let release = client.delete(other.url("/locks/sku-1"));
+        let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+        assert_eq!(Answer::to(release).await.status, 204);
+    };
+    let line = async |length: u64| {
+        eventually("the waiter is in the queue", async || {
+            let state = Answer::to(client.get(other.url("/locks/sku-1"))).await;
+            state.json()["waiters"] == length
+        })
+        .await;
+    };
+    let first = acquire(other, json!({})).await.json();
+    let mut doomed = vec![];
+    for n in 1..=DOOMED {
+        doomed.push(tokio::spawn(acquire(frozen, json!({ "wait_ms": 60_000 }))));
+        line(n).await;
+    }
+    let next = tokio::spawn(acquire(other, json!({ "wait_ms": 60_000 })));
+    line(DOOMED + 1).await;
+    frozen.signal("-STOP");
+    release(&first).await;
+    let next = timeout(limit, next).await;
+    let next = next
+        .expect("the waiter waits for the frozen process")
+        .unwrap();
+    assert_eq!(next.status, 201);
+    // When the process resumes, its waiters have lost their turn, and join the queue again.
+    frozen.signal("-CONT");
+    line(DOOMED).await;
+    let mut last = next.json();
+    release(&last).await;
+    while !doomed.is_empty() {
+        let (woken, _, rest) = select_all(doomed).await;
+        let woken = woken.unwrap();
+        assert_eq!(woken.status, 201);
+        assert!(woken.json()["token"].as_i64() > last["token"].as_i64());
+        last = woken.json();
+        release(&last).await;
+        doomed = rest;
     }
 }
 

@@ -1,8 +1,7 @@
-//! The queue of waiters in Postgres: processes that end or freeze, lost connections, and limits.
+//! The queue of waiters in Postgres: processes that end or freeze, and lost connections.
 
 use std::time::Duration;
 
-use serde_json::json;
 use sqlx::{
     Executor, Postgres,
     postgres::{PgListener, PgPoolOptions},
@@ -21,9 +20,8 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     functions::{acquire, is_refused, release},
-    http::Answer,
     lease::{LONG, grant, granted, is_held, next_grant, sku, wait, waiters},
-    process::Inventory,
+    process::{Inventory, frozen_process_delays_the_next_waiter},
     store::listen,
 };
 
@@ -409,62 +407,13 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
     granted(last).await;
 }
 
-/// Two processes of the example. One of them is frozen or killed while its requests wait in the
-/// queue.
 #[tokio::test]
-async fn frozen_or_killed_process_delays_the_next_waiter_briefly() {
-    const DOOMED: u64 = 4;
-    for signal in ["-STOP", "-KILL"] {
-        let db = Postgres::fresh(2).await;
-        let variables = [("DATABASE_URL", db.url.as_str())];
-        let doomed = Inventory::start(&variables).await;
-        let mut other = Inventory::start(&variables).await;
-        other.prints("leases:          Postgres", 1).await;
-        let client = crate::support::http::client();
-        let acquire = |service: &Inventory, body: serde_json::Value| {
-            Answer::to(client.post(service.url("/locks/sku-1")).json(&body))
-        };
-        let release = async |lease: &serde_json::Value| {
-            let release = client.delete(other.url("/locks/sku-1"));
-            let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
-            assert_eq!(Answer::to(release).await.status, 204);
-        };
-        let line = async |length: u64| {
-            eventually("the waiter is in the queue", async || {
-                let state = Answer::to(client.get(other.url("/locks/sku-1"))).await;
-                state.json()["waiters"] == length
-            })
-            .await;
-        };
-        let first = acquire(&other, json!({})).await.json();
-        let mut waiting = vec![];
-        for n in 1..=DOOMED {
-            let ask = acquire(&doomed, json!({ "wait_ms": 60_000 }));
-            waiting.push(tokio::spawn(ask));
-            line(n).await;
-        }
-        let next = tokio::spawn(acquire(&other, json!({ "wait_ms": 60_000 })));
-        line(DOOMED + 1).await;
-        doomed.signal(signal);
-        release(&first).await;
-        let released_at = Instant::now();
-        let next = timeout(Duration::from_secs(10), next).await;
-        let next = next
-            .expect("the waiter waits for the frozen or killed process")
-            .unwrap();
-        assert_eq!(next.status, 201);
-        println!("{signal}: {:?}", released_at.elapsed());
-        if signal == "-STOP" {
-            // When the process resumes, its waiters have lost their turn, and join the queue again.
-            doomed.signal("-CONT");
-            line(DOOMED).await;
-            release(&next.json()).await;
-            let (woken, ..) = futures_util::future::select_all(waiting).await;
-            assert_eq!(woken.unwrap().status, 201);
-        } else {
-            release(&next.json()).await;
-            let last = acquire(&other, json!({ "wait_ms": 5_000 })).await;
-            assert_eq!(last.status, 201);
-        }
-    }
+async fn frozen_process_delays_the_next_waiter_briefly() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("DATABASE_URL", db.url.as_str())];
+    let frozen = Inventory::start(&variables).await;
+    let mut other = Inventory::start(&variables).await;
+    other.prints("leases:          Postgres", 1).await;
+    // Each turn is two seconds, so the turns of all frozen waiters would take longer.
+    frozen_process_delays_the_next_waiter(&frozen, &other, Duration::from_secs(10)).await;
 }

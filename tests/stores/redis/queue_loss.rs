@@ -10,7 +10,6 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use serde_json::json;
 use sqlx::{Postgres, Sqlite};
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases};
@@ -18,9 +17,8 @@ use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases};
 use crate::support::{
     database::TestDatabase,
     eventually,
-    http::Answer,
     lease::{LONG, grant, join, sku, wait, waiters},
-    process::Inventory,
+    process::{Inventory, frozen_process_delays_the_next_waiter},
     proxy::{Passage, Proxy, Sender},
     redis::{RedisServer, connect},
 };
@@ -65,8 +63,7 @@ async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
 }
 
 #[tokio::test]
-async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
-    const DOOMED: u64 = 6;
+async fn frozen_process_delays_the_next_waiter_briefly() {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let variables = [
         ("DATABASE_URL", db.url.as_str()),
@@ -74,64 +71,8 @@ async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
     ];
     let frozen = Inventory::start(&variables).await;
     let other = Inventory::start(&variables).await;
-    let client = crate::support::http::client();
-    let acquire = |service: &Inventory, body: serde_json::Value| {
-        Answer::to(client.post(service.url("/locks/sku-1")).json(&body))
-    };
-    let release = async |lease: &serde_json::Value| {
-        let release = client.delete(other.url("/locks/sku-1"));
-        let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
-        assert_eq!(Answer::to(release).await.status, 204);
-    };
-    let line = async |length: u64| {
-        eventually("the waiter is in the queue", async || {
-            let state = Answer::to(client.get(other.url("/locks/sku-1")))
-                .await
-                .json();
-            state["waiters"] == length
-        })
-        .await;
-    };
-    let first = acquire(&other, json!({})).await.json();
-    let mut doomed = vec![];
-    for n in 1..=DOOMED {
-        doomed.push(tokio::spawn(acquire(&frozen, json!({ "wait_ms": 60_000 }))));
-        line(n).await;
-    }
-    let next = tokio::spawn(acquire(&other, json!({ "wait_ms": 60_000 })));
-    line(DOOMED + 1).await;
-    frozen.signal("-STOP");
-    release(&first).await;
-    let released_at = Instant::now();
-    let next = timeout(Duration::from_secs(10), next)
-        .await
-        .expect("the waiter waits for the frozen process");
-    let next = next.unwrap();
-    assert_eq!(next.status, 201);
-    // One frozen waiter delays the grant by a second. If each frozen waiter did, the grant would
-    // take six seconds.
-    assert!(
-        released_at.elapsed() < Duration::from_secs(4),
-        "{:?}",
-        released_at.elapsed()
-    );
-    // When the process resumes, its waiters have lost their turn, and join the queue again.
-    frozen.signal("-CONT");
-    line(DOOMED).await;
-    let mut last = next.json();
-    release(&last).await;
-    for _ in 0..DOOMED {
-        let (woken, _, rest) = futures_util::future::select_all(doomed).await;
-        let woken = woken.unwrap();
-        assert_eq!(woken.status, 201);
-        assert!(woken.json()["token"].as_i64() > last["token"].as_i64());
-        last = woken.json();
-        release(&last).await;
-        doomed = rest;
-        if doomed.is_empty() {
-            break;
-        }
-    }
+    // Each turn is a second, so the turns of all frozen waiters would take longer.
+    frozen_process_delays_the_next_waiter(&frozen, &other, Duration::from_secs(4)).await;
 }
 
 #[tokio::test]
