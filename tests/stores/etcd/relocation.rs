@@ -2,19 +2,16 @@
 //! to Postgres, and back. No write of an older holder is admitted after a newer grant was returned.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst},
-    },
+    sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst},
     time::Duration,
 };
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use sqlx::Postgres;
 use tokio::time::sleep;
 use tower_fence::{
     AdmitError, Fence, Token, TokenUse,
-    lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases, RedisLeases},
+    lease::{Acquire, BoxLeases, Leases, PostgresLeases, RedisLeases},
 };
 use tower_fence_etcd::EtcdLeasesBuilder;
 
@@ -25,26 +22,10 @@ use crate::support::{
     redis::{fresh_prefix, shared_url},
 };
 
-trait AnyLeases: Send + Sync {
-    fn acquire(&self) -> BoxFuture<'_, Result<Lease, LeaseError>>;
-    fn release<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, ()>;
-}
-
-impl<L: Leases> AnyLeases for L {
-    fn acquire(&self) -> BoxFuture<'_, Result<Lease, LeaseError>> {
-        let request = Acquire::new(Duration::from_secs(2)).wait(Duration::from_secs(1));
-        Box::pin(async move { Leases::acquire(self, &sku(), request).await })
-    }
-
-    fn release<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, ()> {
-        Box::pin(async move { drop(Leases::release(self, &lease.resource, &lease.id).await) })
-    }
-}
-
 /// The state that the holders share.
 struct Load {
     fence: Fence<Postgres>,
-    stores: Vec<Arc<dyn AnyLeases>>,
+    stores: Vec<BoxLeases>,
     /// The store that currently grants.
     current: AtomicUsize,
     /// The highest token that was granted to a holder.
@@ -65,7 +46,8 @@ impl Load {
         while !self.stop.load(SeqCst) {
             let at = self.current.load(SeqCst);
             let before = self.answered.load(SeqCst);
-            let Ok(lease) = self.stores[at].acquire().await else {
+            let request = Acquire::new(Duration::from_secs(2)).wait(Duration::from_secs(1));
+            let Ok(lease) = self.stores[at].acquire(&sku(), request).await else {
                 continue;
             };
             self.answered.fetch_max(lease.token.get(), SeqCst);
@@ -89,7 +71,7 @@ impl Load {
                 let is_current = self.current.load(SeqCst) == at;
                 self.writes.fetch_add(usize::from(is_current), SeqCst);
             }
-            self.stores[at].release(&lease).await;
+            let _ = self.stores[at].release(&sku(), &lease.id).await;
         }
     }
 
@@ -115,11 +97,7 @@ impl Load {
 
 /// Moves through these stores while four holders write. Returns the number of late writes, and the
 /// number of refused writes.
-async fn moved(
-    fence: Fence<Postgres>,
-    stores: Vec<Arc<dyn AnyLeases>>,
-    moves: &[usize],
-) -> (usize, usize) {
+async fn moved(fence: Fence<Postgres>, stores: Vec<BoxLeases>, moves: &[usize]) -> (usize, usize) {
     let load = Load {
         fence,
         stores,
@@ -143,20 +121,20 @@ async fn moved(
 }
 
 /// Returns Redis, etcd and Postgres. Redis and etcd announce their grants if `announced` is true.
-async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn AnyLeases>> {
+async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<BoxLeases> {
     let prefix = fresh_prefix();
     let redis = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
     let redis = redis.connect(&shared_url()).await.unwrap();
     let etcd = EtcdLeasesBuilder::new(fence.clone()).key_prefix(&prefix);
     let etcd = etcd.connect(&[etcd::shared_url()]).await.unwrap();
-    let postgres: Arc<dyn AnyLeases> = Arc::new(PostgresLeases::new(fence.clone()));
+    let postgres = BoxLeases::new(PostgresLeases::new(fence.clone()));
     match announced {
         true => vec![
-            Arc::new(redis.announced_to(fence.clone())),
-            Arc::new(etcd.announced_to(fence.clone())),
+            BoxLeases::new(redis.announced_to(fence.clone())),
+            BoxLeases::new(etcd.announced_to(fence.clone())),
             postgres,
         ],
-        false => vec![Arc::new(redis), Arc::new(etcd), postgres],
+        false => vec![BoxLeases::new(redis), BoxLeases::new(etcd), postgres],
     }
 }
 
