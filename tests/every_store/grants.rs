@@ -118,11 +118,13 @@ async fn repeated_request_keeps_its_lease<S: TestStore>() {
 async fn queue_and_released_lease_are_on_no_page<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let tricky = Resource::new("x}:lease:sku-1").unwrap();
-    let mut expected = HashMap::from([(tricky.clone(), grant(&one, &tricky, LONG).await.token)]);
+    let token = grant(&one, &tricky, LONG).await.token;
+    let waiters = u64::from(S::HAS_LINE);
+    let mut expected = HashMap::from([(tricky.clone(), (token, waiters))]);
     for n in 0..3 {
         let resource = Resource::new(format!("sku-{n}}}:lease:*")).unwrap();
         let lease = grant(&one, &resource, LONG).await;
-        expected.insert(resource, lease.token);
+        expected.insert(resource, (lease.token, 0));
     }
     let released = grant(&one, &sku(), LONG).await;
     one.release(&sku(), &released.id).await.unwrap();
@@ -132,7 +134,7 @@ async fn queue_and_released_lease_are_on_no_page<S: TestStore>() {
     });
     eventually("the waiter is in the queue", async || {
         let held = one.inspect(&tricky).await.unwrap().unwrap();
-        held.waiters == u64::from(S::HAS_LINE)
+        held.waiters == waiters
     })
     .await;
     for limit in [1, 1_000] {
@@ -140,8 +142,8 @@ async fn queue_and_released_lease_are_on_no_page<S: TestStore>() {
         loop {
             let page = two.list(limit, cursor.as_deref()).await.unwrap();
             assert!(page.leases.len() <= limit);
-            let tokens = page.leases.into_iter();
-            listed.extend(tokens.map(|(resource, held)| (resource, held.token)));
+            let leases = page.leases.into_iter();
+            listed.extend(leases.map(|(name, held)| (name, (held.token, held.waiters))));
             cursor = page.cursor;
             if cursor.is_none() {
                 break;

@@ -7,7 +7,7 @@ use super::{
     steps::{LONG, eventually, grant, is_free, resource},
 };
 use crate::{
-    lease::{Acquire, LeaseAdmin, LeaseId, Leases, ListError},
+    lease::{Acquire, LeaseAdmin, LeaseId, Leases, ListError, Owner},
     token::Resource,
 };
 
@@ -19,7 +19,8 @@ async fn held<L: Leases>(leases: &L) -> Vec<(Resource, LeaseId)> {
     let mut held = vec![];
     for n in 0..LEASES {
         let name = resource(&format!("sku-{n}/é:{{{n}}}"));
-        let granted = leases.acquire(&name, Acquire::new(LONG)).await;
+        let owner = Owner::new(name.as_str()).expect("an owner");
+        let granted = leases.acquire(&name, Acquire::new(LONG).owner(owner)).await;
         held.push((name, granted.expect("a grant").id));
     }
     held
@@ -36,6 +37,8 @@ pub(super) async fn every_held_lease_is_on_a_page<S: Subject>(subject: &S) {
         assert!(page.leases.len() <= PAGE, "{page:?}");
         for (name, lease) in page.leases {
             assert!(lease.ttl > LONG / 2, "{lease:?}");
+            let owner = lease.owner.as_ref().map(Owner::as_str);
+            assert_eq!(owner, Some(name.as_str()));
             assert!(listed.insert(name), "the lease is on two pages");
         }
         match page.cursor {
