@@ -7,7 +7,5 @@ mod calls;
 mod conformance;
 mod grants;
 mod lock_delay;
-mod operators;
 mod queue;
-mod refusals;
 mod waiting;

@@ -3,4 +3,6 @@
 
 mod closing;
 mod nested;
+mod operators;
+mod refusals;
 mod signed;

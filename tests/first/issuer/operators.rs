@@ -1,4 +1,4 @@
-//! The routes for operators, with every store.
+//! The routes for operators, with two stores.
 
 use axum::Router;
 use serde_json::json;
@@ -6,10 +6,16 @@ use tower_fence::issuer::Issuer;
 
 use crate::support::{
     http::{Answer, Server},
-    store::TestStore,
+    store::{TestStore, on_store},
 };
 
-on_every_store!(
+on_store!(
+    in_memory: Memory,
+    operators_list_and_break,
+    router_without_operators_has_no_operator_routes,
+);
+on_store!(
+    on_redis: Redis,
     operators_list_and_break,
     router_without_operators_has_no_operator_routes,
 );

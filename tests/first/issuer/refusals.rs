@@ -1,4 +1,4 @@
-//! The requests that the issuer refuses over real HTTP, with every store.
+//! The requests that the issuer refuses over real HTTP, with two stores.
 
 use std::time::Duration;
 
@@ -8,10 +8,17 @@ use tower_fence::issuer::Issuer;
 
 use crate::support::{
     http::{Answer, Server, lasts_ms},
-    store::TestStore,
+    store::{TestStore, on_store},
 };
 
-on_every_store!(
+on_store!(
+    in_memory: Memory,
+    each_wrong_request_has_its_answer,
+    cross_site_page_acquires_no_lock_without_preflight,
+    the_limits_can_be_set,
+);
+on_store!(
+    on_redis: Redis,
     each_wrong_request_has_its_answer,
     cross_site_page_acquires_no_lock_without_preflight,
     the_limits_can_be_set,
