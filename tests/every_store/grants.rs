@@ -14,7 +14,7 @@ use tower_fence::{
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, granted, is_held, sku, waiters},
+    lease::{LONG, grant, grant_and_release, granted, is_held, sku, waiters},
     store::TestStore,
 };
 
@@ -126,8 +126,7 @@ async fn queue_and_released_lease_are_on_no_page<S: TestStore>() {
         let lease = grant(&one, &resource, LONG).await;
         expected.insert(resource, (lease.token, 0));
     }
-    let released = grant(&one, &sku(), LONG).await;
-    one.release(&sku(), &released.id).await.unwrap();
+    grant_and_release(&one).await;
     let waiting = tokio::spawn({
         let (one, tricky) = (one.clone(), tricky.clone());
         async move { one.acquire(&tricky, Acquire::new(LONG).wait(LONG)).await }

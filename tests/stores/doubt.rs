@@ -21,7 +21,7 @@ use crate::support::{
     database::TestDatabase,
     etcd,
     fence::token,
-    lease::{LONG, grant, sku},
+    lease::{grant_and_release, sku},
     redis::{fresh_prefix, shared_node_urls, shared_url},
 };
 
@@ -48,8 +48,7 @@ async fn epoch_is_read_again(store: impl Leases, source: &Source) {
     let db = Sqlite::fresh(2).await;
     let leases = Announced::new(store, db.fence());
     let grant_and_count = async || {
-        let lease = grant(&leases, &sku(), LONG).await;
-        leases.release(&sku(), &lease.id).await.unwrap();
+        let lease = grant_and_release(&leases).await;
         (source.0.load(SeqCst), lease.token.get())
     };
     let (before, _) = grant_and_count().await;

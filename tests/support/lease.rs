@@ -24,6 +24,13 @@ pub async fn grant<L: Leases>(leases: &L, resource: &Resource, ttl: Duration) ->
     leases.acquire(resource, Acquire::new(ttl)).await.unwrap()
 }
 
+/// Acquires and releases `sku-1`. Returns the lease that was held.
+pub async fn grant_and_release<L: Leases>(leases: &L) -> Lease {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease
+}
+
 #[track_caller]
 pub fn is_held<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> Duration {
     match outcome {

@@ -13,7 +13,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     http::Server,
-    lease::{LONG, grant, sku},
+    lease::{LONG, grant, grant_and_release, sku},
 };
 
 fn keys(id: &str) -> TokenKeys {
@@ -114,8 +114,7 @@ async fn announced_signed_lease_ends_in_its_store() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
     let store = MemoryLeases::new(db.fence());
     let leases = Signed::new(store.clone().announced_to(db.fence()), keys);
-    let lease = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
+    grant_and_release(&leases).await;
     assert_eq!(store.inspect(&sku()).await.unwrap(), None);
     grant(&leases, &sku(), LONG).await;
     assert_eq!(leases.list(9, None).await.unwrap().leases.len(), 1);

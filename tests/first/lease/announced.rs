@@ -28,7 +28,7 @@ use crate::support::{
     database::{TestDatabase, WAITING_FOR_LOCK},
     eventually,
     fence::write,
-    lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku},
     redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
     soon,
 };
@@ -37,8 +37,7 @@ use crate::support::{
 async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let db = Sqlite::fresh(2).await;
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
-    let first = grant(&store, &sku(), LONG).await;
-    store.release(&sku(), &first.id).await.unwrap();
+    let first = grant_and_release(&store).await;
     // Because the second grant was not announced, a write with the older token is still admitted.
     let second = grant(&store, &sku(), LONG).await;
     let tx = fence.begin(&sku(), first.token, TokenUse::Reusable).await;
@@ -309,8 +308,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
         store.unwrap()
     };
     let store = connect().await;
-    let before = grant(&store, &sku(), LONG).await;
-    store.release(&sku(), &before.id).await.unwrap();
+    grant_and_release(&store).await;
     let snapshot = dump(&server, &[COUNTER]).await;
     let gate = Arc::new(Semaphore::new(0));
     let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));

@@ -18,7 +18,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     fence::write,
     functions::{admit, is_refused},
-    lease::{LONG, SHORT, grant, granted, sku, wait},
+    lease::{LONG, SHORT, grant, grant_and_release, granted, sku, wait},
 };
 
 async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
@@ -65,8 +65,7 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
 async fn floor_exceeds_the_row_and_its_lease() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
-    let held = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &held.id).await.unwrap();
+    let held = grant_and_release(&leases).await;
     let above = held.token.get() + 10;
     write(&fence, above).await.unwrap();
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);

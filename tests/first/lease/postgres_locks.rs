@@ -16,7 +16,7 @@ use crate::support::{
     eventually,
     fence::{begin, is_stale, token, write},
     functions::{self, acquire, acquire_as, admit, is_refused, release, renew},
-    lease::{LONG, grant, is_held, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, sku},
 };
 
 const ID: &str = "an-id-that-the-client-chose";
@@ -29,8 +29,7 @@ async fn execute(conn: &mut PgConnection, sql: &str) {
 async fn grant_supersedes_a_foreign_token_that_is_writing() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
-    let first = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &first.id).await.unwrap();
+    let first = grant_and_release(&leases).await;
     let elsewhere = first.token.get() + 10;
     let in_flight = begin(&fence, elsewhere).await;
     let next = tokio::spawn({
@@ -105,8 +104,7 @@ async fn above_read_committed_no_lease_is_changed() {
     .await;
     let strict = sqlx::PgPool::connect(&db.url).await.unwrap();
     let leases = PostgresLeases::new(Fence::new(strict));
-    let lease = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
+    grant_and_release(&leases).await;
 }
 
 /// The renewal has locked the row of the lease, and its transaction needs the row of the fence
@@ -207,8 +205,7 @@ async fn token_renewal_does_not_wait_for_renew_and_admit() {
 async fn request_that_skips_ended_waiters_never_deadlocks() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
-    let first = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &first.id).await.unwrap();
+    grant_and_release(&leases).await;
     db.execute(
         "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) \
          VALUES ('sku-1', 1, 1, 'a', 8)",
@@ -330,8 +327,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
 async fn exhausted_token_range_is_repaired_by_a_reset() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
-    let lease = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
+    let lease = grant_and_release(&leases).await;
     fence.raise(&sku(), Token::MAX).await.unwrap();
     // This is the highest possible token.
     let last = grant(&leases, &sku(), LONG).await;

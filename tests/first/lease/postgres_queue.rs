@@ -20,7 +20,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     functions::{acquire, is_refused, release},
-    lease::{LONG, grant, granted, is_held, next_grant, sku, wait, waiters},
+    lease::{LONG, grant, grant_and_release, granted, is_held, next_grant, sku, wait, waiters},
     process::{Inventory, frozen_process_delays_the_next_waiter},
     store::listen,
 };
@@ -70,8 +70,7 @@ fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
 async fn waiter_behind_a_removed_waiter_is_notified() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
-    let first = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &first.id).await.unwrap();
+    grant_and_release(&leases).await;
     let mut alive = listener_7(&db).await;
     db.execute(
         "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \

@@ -19,17 +19,11 @@ use tower_fence::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
     redis::{RedisServer, connect},
     soon,
 };
-
-async fn grant_and_release(leases: &RedisLeases) -> Token {
-    let lease = grant(leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
-    lease.token
-}
 
 /// Returns a token of a naive counter, as a user might write it.
 async fn naive_token(server: &RedisServer) -> i64 {
@@ -40,7 +34,10 @@ async fn naive_token(server: &RedisServer) -> i64 {
 async fn grant_after_flushall_exceeds_all_earlier_tokens() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
-    let (mut last, mut naive) = (grant_and_release(&leases).await, naive_token(&server).await);
+    let (mut last, mut naive) = (
+        grant_and_release(&leases).await.token,
+        naive_token(&server).await,
+    );
     for _ in 0..3 {
         let held = grant(&leases, &sku(), LONG).await;
         naive = naive.max(naive_token(&server).await);
@@ -48,7 +45,7 @@ async fn grant_after_flushall_exceeds_all_earlier_tokens() {
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
         is_lost(leases.release(&sku(), &held.id).await);
         last = last.max(held.token);
-        let next = grant_and_release(&leases).await;
+        let next = grant_and_release(&leases).await.token;
         assert!(next > last, "{next} is not above {last}");
         // The same loss makes a plain counter repeat its tokens.
         assert!(naive_token(&server).await <= naive);
@@ -81,7 +78,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
             assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
             leases.release(&sku(), &held.id).await.unwrap();
         }
-        let next = grant_and_release(&leases).await;
+        let next = grant_and_release(&leases).await.token;
         assert!(next > held.token, "{next} is not above {}", held.token);
     }
 }
@@ -232,7 +229,7 @@ async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let proxy = proxy.await;
     let url = proxy.url(&server.url());
     let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
-    let first = grant_and_release(&leases).await;
+    let first = grant_and_release(&leases).await.token;
     cut.store(true, Relaxed);
     let lease = grant(&leases, &sku(), LONG).await;
     assert!(!cut.load(Relaxed), "no connection was cut");

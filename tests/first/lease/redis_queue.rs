@@ -16,7 +16,7 @@ use tower_fence::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, is_held, join, sku, wait, waiters},
+    lease::{LONG, grant, grant_and_release, is_held, join, sku, wait, waiters},
     redis::{COUNTER, RedisServer, connect},
     soon,
 };
@@ -70,8 +70,7 @@ async fn queue_is_kept_until_its_last_waiter_leaves() {
 async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
-    let first = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &first.id).await.unwrap();
+    grant_and_release(&leases).await;
     let [queue, waiters] =
         ["queue", "waiters"].map(|key| format!("tower-fence:{{110}}:{key}:sku-1"));
     server.command(&["ZADD", &queue, "1", "gone"]).await;

@@ -14,7 +14,7 @@ use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
     eventually,
-    lease::{LONG, grant, is_held, is_lost, sku, wait},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, sku, wait},
     proxy::{Link, Passage, Proxy, Sender},
 };
 
@@ -61,8 +61,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     let other = etcd::connect(&[&url], db.fence()).await.unwrap();
     let made = || calls.made();
     // The first grant begins an epoch.
-    let lease = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
+    grant_and_release(&leases).await;
     made();
 
     let lease = grant(&leases, &sku(), LONG).await;

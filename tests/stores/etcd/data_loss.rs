@@ -3,16 +3,15 @@
 
 use sqlx::Sqlite;
 use tower_fence::{
-    Resource, Token,
+    Resource,
     lease::{Acquire, LeaseAdmin, Leases, Renew},
 };
-use tower_fence_etcd::EtcdLeases;
 
 use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
-    lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, sku},
 };
 
 /// Runs the load during `lose`, for our issuer and for the naive one.
@@ -70,7 +69,7 @@ async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
         for _ in 0..10 {
             grant_and_release(&before).await;
         }
-        let mut highest = grant_and_release(&before).await;
+        let mut highest = grant_and_release(&before).await.token;
         cluster.restore(&snapshot, "another-cluster").await;
         if is_new_name {
             // These log entries do not create revisions. By the length of its log alone, the
@@ -83,18 +82,12 @@ async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
         for url in cluster.urls() {
             // None of these processes has any cached state.
             let after = etcd::connect(&[url], db.fence()).await.unwrap();
-            let token = grant_and_release(&after).await;
+            let token = grant_and_release(&after).await.token;
             assert!(token > highest, "{token} after {highest}");
             highest = token;
         }
         assert_eq!(highest_epoch(&db).await, epoch + 1);
     }
-}
-
-async fn grant_and_release(leases: &EtcdLeases) -> Token {
-    let lease = grant(leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
-    lease.token
 }
 
 /// The cached state of one process does not help processes that start later.
@@ -113,7 +106,7 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
     before.release(&sku(), &kept.id).await.unwrap();
     let mut highest = kept.token;
     for _ in 0..5 {
-        highest = grant_and_release(&before).await;
+        highest = grant_and_release(&before).await.token;
     }
     let epoch = highest_epoch(&db).await;
     cluster.restore(&snapshot, "the-cluster").await;
@@ -158,9 +151,9 @@ async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
     grant(&before, &other, LONG).await;
     grant_and_release(&before).await;
     let snapshot = cluster.save("snapshot");
-    let mut highest = grant_and_release(&before).await;
+    let mut highest = grant_and_release(&before).await.token;
     for _ in 0..5 {
-        highest = grant_and_release(&before).await;
+        highest = grant_and_release(&before).await.token;
     }
     let epoch = highest_epoch(&db).await;
     cluster.restore(&snapshot, "the-cluster").await;
@@ -173,7 +166,7 @@ async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
         cluster.call("/v3/lease/grant", &body).await;
     }
     let late = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
-    let token = grant_and_release(&late).await;
+    let token = grant_and_release(&late).await.token;
     assert!(token > highest, "{token} after {highest}");
     assert_eq!(highest_epoch(&db).await, epoch + 1);
 }

@@ -18,7 +18,7 @@ use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
     http::Server,
-    lease::{LONG, grant, is_unavailable, messages_of, sku},
+    lease::{LONG, grant, grant_and_release, is_unavailable, messages_of, sku},
     proxy::{Passage, Proxy, Sender},
     redis::fresh_prefix,
 };
@@ -46,8 +46,7 @@ async fn next_endpoint_is_tried_if_one_is_unreachable() {
         let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
         let endpoints = [stranger.url(""), etcd::shared_url()];
         let leases = builder.connect(&endpoints).await.unwrap();
-        let lease = grant(&leases, &sku(), LONG).await;
-        leases.release(&sku(), &lease.id).await.unwrap();
+        grant_and_release(&leases).await;
     }
 }
 

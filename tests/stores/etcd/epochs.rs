@@ -17,7 +17,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, highest_epoch, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_lost, sku},
     proxy::{Passage, Proxy, Sender},
     redis::fresh_prefix,
     soon,
@@ -28,18 +28,12 @@ async fn connect(db: &Fresh<Sqlite>, prefix: &str) -> EtcdLeases {
     builder.connect(&[etcd::shared_url()]).await.unwrap()
 }
 
-async fn granted_and_released(leases: &EtcdLeases) -> Lease {
-    let lease = grant(leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
-    lease
-}
-
 #[tokio::test]
 async fn counter_of_another_epoch_source_is_refused() {
     let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
     let prefix = fresh_prefix();
     let leases = connect(&ours, &prefix).await;
-    let first = granted_and_released(&leases).await;
+    let first = grant_and_release(&leases).await;
     let strangers = || connect(&theirs, &prefix);
     let is_refused = |refused: Result<Lease, LeaseError>| {
         let Err(LeaseError::Misconfigured(cause)) = refused else {
@@ -61,7 +55,7 @@ async fn counter_of_another_epoch_source_is_refused() {
         .unwrap();
     assert_eq!(highest_epoch(&theirs).await, 0);
     // With a separate key prefix, grants succeed.
-    granted_and_released(&connect(&theirs, &fresh_prefix()).await).await;
+    grant_and_release(&connect(&theirs, &fresh_prefix()).await).await;
 }
 
 #[tokio::test]
@@ -74,17 +68,17 @@ async fn lost_epoch_is_re_reported_to_the_database() {
             cluster.call("/v3/kv/deleterange", &body).await;
         }
     };
-    granted_and_released(&new_process().await.unwrap()).await;
+    grant_and_release(&new_process().await.unwrap()).await;
     lose_counters().await;
-    granted_and_released(&new_process().await.unwrap()).await;
+    grant_and_release(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
     db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
     // The issuer continues in the epoch of the counter.
-    let last = granted_and_released(&new_process().await.unwrap()).await;
+    let last = grant_and_release(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
     // The counters are lost much later, and another process grants.
     lose_counters().await;
-    let next = granted_and_released(&new_process().await.unwrap()).await;
+    let next = grant_and_release(&new_process().await.unwrap()).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
 }
 
@@ -128,7 +122,7 @@ async fn no_lease_is_granted_in_an_ended_epoch() {
     is_lost(new_process().await.renew(&sku(), &first.id, renewal).await);
     let leases = new_process().await;
     leases.break_lease(&sku(), None).await.unwrap();
-    let next = granted_and_released(&leases).await;
+    let next = grant_and_release(&leases).await;
     assert_eq!(next.token.get() / 1_000_000_000, 5, "{}", next.token);
 }
 
@@ -140,7 +134,7 @@ async fn request_in_an_ended_epoch_leaves_nothing_behind() {
         Source(Arc::new(AtomicI64::new(1))),
     );
     let near = etcd::connect(&cluster.urls(), source.clone()).await;
-    granted_and_released(&near.unwrap()).await;
+    grant_and_release(&near.unwrap()).await;
     source.0.store(5, SeqCst);
     let made = Arc::new(AtomicI64::new(0));
     let counted = Arc::clone(&made);

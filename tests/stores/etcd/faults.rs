@@ -28,7 +28,10 @@ use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster, base64},
     http::{Answer, Server},
-    lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
+    lease::{
+        LONG, grant, grant_and_release, granted, highest_epoch, is_lost, is_unavailable,
+        next_grant, sku, wait,
+    },
     proxy::{Link, Passage, Proxy, Sender},
     soon,
 };
@@ -359,8 +362,7 @@ async fn without_a_log_length_no_lease_is_granted() {
     let far = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
     let far = far.connect(&[format!("http://{}", proxy.addr)]).await;
     let (near, far) = (near.unwrap(), far.unwrap());
-    let last = grant(&near, &sku(), LONG).await;
-    near.release(&sku(), &last.id).await.unwrap();
+    let last = grant_and_release(&near).await;
     // A client that has chosen the lease id may retry.
     let chosen = Acquire::new(LONG).lease_id(last.id.clone());
     is_unavailable(far.acquire(&sku(), chosen.clone()).await);
@@ -385,8 +387,7 @@ async fn refusals_of_etcd_are_reported() {
     let near = etcd::connect(&cluster.urls(), db.fence()).await;
     let far = etcd::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
     let (near, far) = (near.unwrap(), far.unwrap());
-    let lease = grant(&near, &sku(), LONG).await;
-    near.release(&sku(), &lease.id).await.unwrap();
+    grant_and_release(&near).await;
     let message = match far.acquire(&sku(), Acquire::new(LONG)).await {
         Err(LeaseError::Misconfigured(cause)) => Error::source(&*cause).unwrap().to_string(),
         other => panic!("{other:?}"),

@@ -22,7 +22,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, highest_epoch, is_held, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
 };
 
@@ -172,12 +172,6 @@ async fn connect(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> EtcdLeases {
 
 async fn start() -> (EtcdCluster, Fresh<Sqlite>) {
     (EtcdCluster::start(1).await, Sqlite::fresh(2).await)
-}
-
-async fn grant_and_release(leases: &EtcdLeases) -> Lease {
-    let lease = grant(leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
-    lease
 }
 
 async fn delete_counter(cluster: &EtcdCluster) {

@@ -20,7 +20,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, highest_epoch, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, sku},
     redis::{RedisServer, fresh_prefix},
 };
 
@@ -85,12 +85,6 @@ impl Site {
 
 fn epoch(lease: &Lease) -> i64 {
     lease.token.get() / Epoch::SIZE
-}
-
-async fn grant_and_release(leases: &QuorumLeases) -> Lease {
-    let lease = grant(leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
-    lease
 }
 
 #[tokio::test]

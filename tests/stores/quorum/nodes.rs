@@ -14,7 +14,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, SHORT, grant, is_unavailable, messages_of, sku},
+    lease::{LONG, SHORT, grant, grant_and_release, is_unavailable, messages_of, sku},
     proxy::{Link, Proxy},
     redis::{RedisServer, delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls},
 };
@@ -258,8 +258,7 @@ async fn node_replaced_by_another_node_counts_once() {
         urls[2].clone(),
     ];
     let leases = connect(builder(&db), &through).await.unwrap();
-    let lease = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
+    grant_and_release(&leases).await;
     proxy.switch_to(addr(0));
     eventually("the node answers again", async || {
         match leases.acquire(&sku(), Acquire::new(SHORT)).await {

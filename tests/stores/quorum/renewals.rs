@@ -18,7 +18,7 @@ use super::epochs::Site;
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, is_lost, sku},
     nodes::{NODE_WAIT, NODES, Nodes},
     proxy::{Passage, Sender},
     redis::{RedisServer, dump, restore},
@@ -108,8 +108,7 @@ async fn issuer_with_a_cached_grant_renews_no_late_one() {
         let value = node.command(&["GETDEL", &site.lease()]).await;
         values.push(from_redis_value::<String>(value).unwrap());
     }
-    let next = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &next.id).await.unwrap();
+    let next = grant_and_release(&leases).await;
     for (node, value) in site.nodes.iter().zip(&values) {
         // `id:number:ticket:history:incarnation:serial:token:mark:…`
         let mut parts: Vec<_> = value.split(':').map(str::to_owned).collect();
@@ -174,8 +173,7 @@ async fn release_without_answers_is_not_reported_as_a_loss() {
     let (nodes, is_due) = with_one_fault(1, Sender::Server, Passage::Dropped).await;
     let leases = nodes.leases(&db);
     // After this release, the nodes have cached the scripts.
-    let first = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &first.id).await.unwrap();
+    grant_and_release(&leases).await;
     let held = grant(&leases, &sku(), LONG).await;
     is_due.store(true, Relaxed);
     let released = leases.release(&sku(), &held.id).await;

@@ -3,7 +3,7 @@
 use tower_fence::lease::Leases;
 
 use super::epochs::Site;
-use crate::support::lease::{LONG, grant, sku};
+use crate::support::lease::{LONG, grant, grant_and_release, sku};
 
 /// Returns the number of scripts that a node has run since its statistics were reset.
 async fn scripts(site: &Site, node: usize) -> u64 {
@@ -27,8 +27,7 @@ async fn alternating_issuers_grant_and_release_in_one_round_trip() {
     let grants = async |turns: usize| {
         for turn in 0..turns {
             let leases = &issuers[turn % 2];
-            let lease = grant(leases, &sku(), LONG).await;
-            leases.release(&sku(), &lease.id).await.unwrap();
+            grant_and_release(leases).await;
         }
     };
     // The first grants open connections, load scripts, and take an epoch.
@@ -61,8 +60,7 @@ async fn issuer_without_memory_reads_before_it_releases() {
         two.release(&sku(), &lease.id).await.unwrap();
     }
     assert_eq!(scripts(&site, 0).await, 2);
-    let lease = grant(&two, &sku(), LONG).await;
-    two.release(&sku(), &lease.id).await.unwrap();
+    let lease = grant_and_release(&two).await;
     let next = grant(&one, &sku(), LONG).await;
     assert!(next.token > lease.token);
 }

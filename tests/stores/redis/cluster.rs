@@ -17,7 +17,7 @@ use crate::support::{
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, next_grant, sku},
+    lease::{LONG, grant, grant_and_release, next_grant, sku},
     redis::RedisServer,
 };
 
@@ -164,8 +164,7 @@ async fn replica_of_a_killed_master_grants_higher_tokens() {
 async fn frozen_master_is_replaced_by_its_replica() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let leases = connect(&cluster, &db);
-    let before = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &before.id).await.unwrap();
+    let before = grant_and_release(&leases).await;
     let (master, _) = cluster.shard_of(TAG).await;
     cluster.nodes[master].signal("-STOP");
     let asked_at = Instant::now();

@@ -16,19 +16,13 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, highest_epoch, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, sku},
     redis::{COUNTER, LEASE, RedisServer, dump, restore},
     soon,
 };
 
 async fn connect(server: &RedisServer, epochs: impl Epochs + 'static) -> RedisLeases {
     RedisLeases::connect(&server.url(), epochs).await.unwrap()
-}
-
-async fn granted_and_released(leases: &RedisLeases) -> Lease {
-    let lease = grant(leases, &sku(), LONG).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
-    lease
 }
 
 /// A source whose answers can be held back, or fail.
@@ -77,7 +71,7 @@ async fn counter_of_another_epoch_source_is_refused() {
     let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
     let leases = connect(&server, ours.fence()).await;
     let strangers = connect(&server, theirs.fence()).await;
-    let first = granted_and_released(&leases).await;
+    let first = grant_and_release(&leases).await;
     let refused = strangers.acquire(&sku(), Acquire::new(LONG)).await;
     let Err(LeaseError::Misconfigured(cause)) = refused else {
         panic!("{refused:?}");
@@ -85,36 +79,36 @@ async fn counter_of_another_epoch_source_is_refused() {
     let text = cause.to_string();
     assert!(text.contains("`tower-fence`"), "{text}");
     assert!(text.contains("a key prefix for each database"), "{text}");
-    let second = granted_and_released(&leases).await;
+    let second = grant_and_release(&leases).await;
     assert_eq!(second.token.get(), first.token.get() + 1);
     assert_eq!(highest_epoch(&theirs).await, 0);
     // With a separate key prefix, grants succeed.
     let builder = RedisLeases::builder(theirs.fence()).key_prefix("another");
     let strangers = builder.connect(&server.url()).await.unwrap();
-    granted_and_released(&strangers).await;
+    grant_and_release(&strangers).await;
 }
 
 #[tokio::test]
 async fn lost_epoch_is_re_reported_to_the_database() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    granted_and_released(&connect(&server, db.fence()).await).await;
+    grant_and_release(&connect(&server, db.fence()).await).await;
     server.command(&["FLUSHALL"]).await;
-    granted_and_released(&connect(&server, db.fence()).await).await;
+    grant_and_release(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
     db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
     // The issuer continues in the epoch of the counter.
-    let last = granted_and_released(&connect(&server, db.fence()).await).await;
+    let last = grant_and_release(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
     // The counter is lost much later, and another process grants.
     server.command(&["FLUSHALL"]).await;
-    let next = granted_and_released(&connect(&server, db.fence()).await).await;
+    let next = grant_and_release(&connect(&server, db.fence()).await).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
 }
 
 #[tokio::test]
 async fn grant_waits_until_its_epoch_is_re_reported() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    granted_and_released(&connect(&server, db.fence()).await).await;
+    grant_and_release(&connect(&server, db.fence()).await).await;
     let mut epochs = Gated::new(&db);
     epochs.brings_back = false;
     let leases = connect(&server, epochs).await;
@@ -130,13 +124,13 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     for by_swap in [false, true] {
-        granted_and_released(&leases).await;
+        grant_and_release(&leases).await;
         let before = highest_epoch(&db).await;
         let copy = dump(&server, &[COUNTER]).await;
         server
             .command(&["COPY", COUNTER, COUNTER, "DB", "1", "REPLACE"])
             .await;
-        let last = granted_and_released(&leases).await;
+        let last = grant_and_release(&leases).await;
         match by_swap {
             true => drop(server.command(&["SWAPDB", "0", "1"]).await),
             false => restore(&server, &copy).await,
@@ -173,7 +167,7 @@ async fn late_epoch_does_not_begin_on_another_counter() {
         })
         .await;
         let other = connect(&server, db.fence()).await;
-        let second = granted_and_released(&other).await;
+        let second = grant_and_release(&other).await;
         assert_eq!(Epoch::of(second.token), Some(Epoch::new(2).unwrap()));
         server.command(lost).await;
         epochs.next.add_permits(10);
@@ -191,7 +185,7 @@ async fn late_epoch_does_not_begin_on_another_counter() {
 async fn database_behind_the_counter_does_not_lower_the_epoch() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
-    granted_and_released(&leases).await;
+    grant_and_release(&leases).await;
     // The counter is far ahead, and belongs to another incarnation. The database has issued epoch
     // 1.
     server
@@ -211,7 +205,7 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     let copy = dump(&server, &[LEASE]).await;
     leases.release(&sku(), &ended.id).await.unwrap();
     server.command(&["FLUSHALL"]).await;
-    let last = granted_and_released(&leases).await;
+    let last = grant_and_release(&leases).await;
     restore(&server, &copy).await;
 
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
@@ -232,14 +226,14 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     // The holder may release the restored lease.
     restore(&server, &copy).await;
     leases.release(&sku(), &ended.id).await.unwrap();
-    granted_and_released(&leases).await;
+    grant_and_release(&leases).await;
 }
 
 #[tokio::test]
 async fn lease_above_its_counter_is_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
-    granted_and_released(&leases).await;
+    grant_and_release(&leases).await;
     let copy = dump(&server, &[COUNTER]).await;
     let held = grant(&leases, &sku(), LONG).await;
     restore(&server, &copy).await;
