@@ -14,7 +14,7 @@ use tower_fence::{
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, grant_and_release, granted, is_held, sku, waiters},
+    lease::{LONG, grant, grant_and_release, granted, is_held, sku, spawn_acquire, waiters},
     store::TestStore,
 };
 
@@ -83,9 +83,8 @@ async fn repeated_request_keeps_its_lease<S: TestStore>() {
         let first = grant(&one, &sku(), LONG).await;
         let id = LeaseId::random();
         let ask = |leases: &S::Leases| {
-            let (leases, id) = (leases.clone(), id.clone());
-            let request = Acquire::new(LONG).wait(LONG).lease_id(id);
-            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+            let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
+            spawn_acquire(leases, &sku(), request)
         };
         let given_up = ask(&one);
         if S::HAS_LINE {
@@ -127,10 +126,7 @@ async fn queue_and_released_lease_are_on_no_page<S: TestStore>() {
         expected.insert(resource, (lease.token, 0));
     }
     grant_and_release(&one).await;
-    let waiting = tokio::spawn({
-        let (one, tricky) = (one.clone(), tricky.clone());
-        async move { one.acquire(&tricky, Acquire::new(LONG).wait(LONG)).await }
-    });
+    let waiting = spawn_acquire(&one, &tricky, Acquire::new(LONG).wait(LONG));
     eventually("the waiter is in the queue", async || {
         let held = one.inspect(&tricky).await.unwrap().unwrap();
         held.waiters == waiters

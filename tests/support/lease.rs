@@ -79,6 +79,16 @@ pub async fn waiters<L: Leases>(leases: &L) -> u64 {
         .map_or(0, |held| held.waiters)
 }
 
+/// Spawns an acquisition with this request, and returns immediately.
+pub fn spawn_acquire<L: Leases + Clone>(
+    leases: &L,
+    resource: &Resource,
+    request: Acquire,
+) -> JoinHandle<Result<Lease, LeaseError>> {
+    let (leases, resource) = (leases.clone(), resource.clone());
+    tokio::spawn(async move { leases.acquire(&resource, request).await })
+}
+
 /// Spawns an acquisition that waits, and returns when it is in the queue.
 pub async fn wait<L: Leases + Clone>(
     leases: &L,
@@ -94,10 +104,7 @@ pub async fn join<L: Leases + Clone>(
     request: Acquire,
 ) -> JoinHandle<Result<Lease, LeaseError>> {
     let before = waiters(leases).await;
-    let waiting = tokio::spawn({
-        let leases = leases.clone();
-        async move { leases.acquire(&sku(), request).await }
-    });
+    let waiting = spawn_acquire(leases, &sku(), request);
     eventually("the waiter is in the queue", async || {
         waiting.is_finished() || waiters(leases).await > before
     })

@@ -28,7 +28,7 @@ use crate::support::{
     database::{TestDatabase, WAITING_FOR_LOCK},
     eventually,
     fence::write,
-    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku, spawn_acquire},
     redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
     soon,
 };
@@ -344,10 +344,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
     let tx = fence.begin(&sku(), first.token, TokenUse::SingleUse).await;
     let tx = tx.unwrap();
     leases.release(&sku(), &first.id).await.unwrap();
-    let mut waiting = tokio::spawn({
-        let leases = leases.clone();
-        async move { leases.acquire(&sku(), Acquire::new(LONG)).await }
-    });
+    let mut waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG));
     timeout(Duration::from_millis(300), &mut waiting)
         .await
         .expect_err("the request did not wait");

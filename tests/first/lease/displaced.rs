@@ -18,7 +18,7 @@ use tower_fence::{
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, is_held, is_lost, sku},
+    lease::{LONG, grant, is_held, is_lost, sku, spawn_acquire},
     store::{Memory, TestStore},
 };
 
@@ -101,9 +101,8 @@ impl Backend for Delaying {
 
 /// Starts a request that waits under this lease id.
 fn waiting<B: Backend>(leases: &Driver<B>, id: &LeaseId) -> JoinHandle<Result<Lease, LeaseError>> {
-    let leases = leases.clone();
     let request = Acquire::new(LONG).lease_id(id.clone()).wait(LONG);
-    tokio::spawn(async move { leases.acquire(&sku(), request).await })
+    spawn_acquire(leases, &sku(), request)
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,13 +6,10 @@ use sqlx::{
     Executor, Postgres,
     postgres::{PgListener, PgPoolOptions},
 };
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Fence, Resource,
-    lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases},
+    lease::{Acquire, LeaseError, Leases, PostgresLeases},
 };
 
 use crate::support::{
@@ -20,7 +17,10 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     functions::{acquire, is_refused, release},
-    lease::{LONG, grant, grant_and_release, granted, is_held, next_grant, sku, wait, waiters},
+    lease::{
+        LONG, grant, grant_and_release, granted, is_held, next_grant, sku, spawn_acquire, wait,
+        waiters,
+    },
     process::{Inventory, frozen_process_delays_the_next_waiter},
     store::listen,
 };
@@ -38,12 +38,6 @@ async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
     listener.execute(register).await.unwrap();
     listener.listen("tower_fence_7").await.unwrap();
     listener
-}
-
-/// Requests the lease in a task, without waiting until the request is in the queue.
-fn asks(leases: &PostgresLeases) -> JoinHandle<Result<Lease, LeaseError>> {
-    let leases = leases.clone();
-    tokio::spawn(async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await })
 }
 
 /// Queues waiters in a runtime that ends immediately. Its connections end with it, and its waiters
@@ -183,7 +177,7 @@ async fn waiter_without_notifications_polls_until_its_timeout() {
         matches!(refused, Err(LeaseError::Misconfigured(_))),
         "{refused:?}"
     );
-    let waiting = asks(&leases);
+    let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     sleep(Duration::from_millis(100)).await;
     leases.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;
@@ -236,10 +230,7 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
     waiters_of_ended_process(&db, 5);
     let other = Resource::new("other").unwrap();
     let held = grant(&leases, &other, LONG).await;
-    let waiting = tokio::spawn({
-        let (leases, other) = (leases.clone(), other.clone());
-        async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
-    });
+    let waiting = spawn_acquire(&leases, &other, Acquire::new(LONG).wait(LONG));
     eventually("the waiters have left the queue", async || {
         let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
         db.number(left).await == 0
@@ -283,7 +274,7 @@ async fn no_waiter_joins_the_queue_during_a_release() {
     release(&mut releasing, "sku-1", held.id.expose())
         .await
         .unwrap();
-    let waiting = asks(&leases);
+    let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     // The wait still ends at its timeout.
     let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
@@ -319,7 +310,7 @@ async fn waiters_poll_without_a_session_that_can_listen() {
     // transaction mode.
     let leases = PostgresLeases::new(db.fence_with(|fence| fence.transaction_pooling(true)));
     let first = grant(&leases, &sku(), LONG).await;
-    let waiting = asks(&leases);
+    let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     sleep(Duration::from_millis(300)).await;
     assert_eq!(waiters(&leases).await, 0);
     leases.release(&sku(), &first.id).await.unwrap();
@@ -349,7 +340,7 @@ async fn wait_without_notifications_ends_at_its_timeout() {
     );
     assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
     // While its issuer cannot listen, the waiter polls.
-    let waiting = asks(&leases);
+    let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     leases.release(&sku(), &held.id).await.unwrap();
     granted(waiting).await;
 }
@@ -381,7 +372,7 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
             == 1
     })
     .await;
-    let last = asks(&two);
+    let last = spawn_acquire(&two, &sku(), Acquire::new(LONG).wait(LONG));
     let line = "SELECT count(*) FROM tower_fence.waiters";
     eventually("both waiters are in the queue", async || {
         db.number(line).await == 2

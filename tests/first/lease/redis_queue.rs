@@ -16,7 +16,7 @@ use tower_fence::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, grant_and_release, is_held, join, sku, wait, waiters},
+    lease::{LONG, grant, grant_and_release, is_held, join, sku, spawn_acquire, wait, waiters},
     redis::{COUNTER, RedisServer, connect},
     soon,
 };
@@ -296,10 +296,7 @@ async fn total_number_of_waiters_is_limited() {
     let other = Resource::new("sku-2").unwrap();
     grant(&leases, &other, LONG).await;
     let first = grant(&leases, &sku(), LONG).await;
-    let elsewhere = tokio::spawn({
-        let (leases, other) = (leases.clone(), other.clone());
-        async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
-    });
+    let elsewhere = spawn_acquire(&leases, &other, Acquire::new(LONG).wait(LONG));
     eventually("the waiter is in the queue", async || {
         let held = leases.inspect(&other).await.unwrap();
         held.is_some_and(|held| held.waiters == 1)
@@ -308,10 +305,7 @@ async fn total_number_of_waiters_is_limited() {
     // Two requests with one lease id count as two.
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id);
-    let waiting = tokio::spawn({
-        let (leases, request) = (leases.clone(), request.clone());
-        async move { leases.acquire(&sku(), request).await }
-    });
+    let waiting = spawn_acquire(&leases, &sku(), request.clone());
     eventually("the waiter is in the queue", async || {
         waiters(&leases).await == 1
     })

@@ -25,7 +25,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, granted, is_held, join, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, join, sku, spawn_acquire, wait, waiters},
     proxy::{Link, Passage, Proxy, Sender},
     soon,
 };
@@ -196,7 +196,8 @@ async fn early_request_continues_to_wait() {
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     // The request is repeated, and takes over the position.
-    let repeated = spawn_acquire(&connect(&cluster.urls()[0], &db).await, request);
+    let repeated = connect(&cluster.urls()[0], &db).await;
+    let repeated = spawn_acquire(&repeated, &sku(), request);
     sleep(Duration::from_millis(500)).await;
     assert!(!repeated.is_finished());
     let body = serde_json::json!({ "key": base64(&places[0].0) });
@@ -204,11 +205,6 @@ async fn early_request_continues_to_wait() {
     assert_eq!(granted(repeated).await.id, id);
     is_held(waiting.await.unwrap());
     cut_off.abort();
-}
-
-fn spawn_acquire(leases: &EtcdLeases, request: Acquire) -> JoinHandle<Result<Lease, LeaseError>> {
-    let leases = leases.clone();
-    tokio::spawn(async move { leases.acquire(&sku(), request).await })
 }
 
 /// The lease ends while the process of the waiter receives nothing.
@@ -280,11 +276,7 @@ async fn concurrent_requests_for_one_resource_share_connections() {
     let leases = connect(&format!("http://{}", proxy.addr), &db).await;
     let held = grant(&leases, &sku(), LONG).await;
     let requests: Vec<_> = (0..REQUESTS)
-        .map(|_| {
-            let leases = leases.clone();
-            let request = Acquire::new(LONG).wait(LONG);
-            tokio::spawn(async move { leases.acquire(&sku(), request).await })
-        })
+        .map(|_| spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG)))
         .collect();
     eventually("all requests wait", async || {
         waiters(&leases).await == REQUESTS as u64
@@ -353,7 +345,8 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
         "the snapshot contains no position"
     );
     leases.break_lease(&sku(), None).await.unwrap();
-    granted(spawn_acquire(&leases, Acquire::new(LONG).wait(LONG))).await;
+    let next = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
+    granted(next).await;
     other.abort();
 }
 
@@ -388,7 +381,8 @@ async fn a_position_that_could_not_be_removed_ends() {
     is_lost.store(false, Relaxed);
     assert_eq!(waiters(&near).await, 1, "the position has already ended");
     near.release(&sku(), &first.id).await.unwrap();
-    granted(spawn_acquire(&near, Acquire::new(LONG).wait(LONG))).await;
+    let next = spawn_acquire(&near, &sku(), Acquire::new(LONG).wait(LONG));
+    granted(next).await;
     assert!(!other.is_finished());
     other.abort();
 }
@@ -397,13 +391,7 @@ async fn a_position_that_could_not_be_removed_ends() {
 async fn waits_for_another(leases: &EtcdLeases) -> JoinHandle<Result<Lease, LeaseError>> {
     let another = Resource::new("another").unwrap();
     grant(leases, &another, LONG).await;
-    let waiting = tokio::spawn({
-        let (leases, another) = (leases.clone(), another.clone());
-        async move {
-            let request = Acquire::new(LONG).wait(2 * LONG);
-            leases.acquire(&another, request).await
-        }
-    });
+    let waiting = spawn_acquire(leases, &another, Acquire::new(LONG).wait(2 * LONG));
     eventually("the waiter is in the queue", async || {
         let held = leases.inspect(&another).await.unwrap();
         held.is_some_and(|held| held.waiters == 1)

@@ -17,7 +17,7 @@ use crate::support::{
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, grant_and_release, next_grant, sku},
+    lease::{LONG, grant, grant_and_release, next_grant, sku, spawn_acquire},
     redis::RedisServer,
 };
 
@@ -37,10 +37,7 @@ async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, 
         held.map_or(0, |held| held.waiters)
     };
     let before = waiting().await;
-    let task = tokio::spawn({
-        let (leases, sku) = (leases.clone(), sku.clone());
-        async move { leases.acquire(&sku, Acquire::new(LONG).wait(LONG)).await }
-    });
+    let task = spawn_acquire(leases, sku, Acquire::new(LONG).wait(LONG));
     eventually("the waiter is in the queue", async || {
         waiting().await > before
     })

@@ -16,7 +16,9 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, sku},
+    lease::{
+        LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, sku, spawn_acquire,
+    },
     redis::{COUNTER, LEASE, RedisServer, dump, restore},
     soon,
 };
@@ -158,10 +160,7 @@ async fn late_epoch_does_not_begin_on_another_counter() {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let epochs = Gated::new(&db);
         let late = connect(&server, epochs.clone()).await;
-        let waiting = tokio::spawn({
-            let late = late.clone();
-            async move { late.acquire(&sku(), Acquire::new(LONG)).await }
-        });
+        let waiting = spawn_acquire(&late, &sku(), Acquire::new(LONG));
         eventually("the late issuer has its epoch", async || {
             highest_epoch(&db).await == 1
         })
