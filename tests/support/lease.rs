@@ -58,6 +58,15 @@ pub fn is_unavailable<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
     }
 }
 
+#[track_caller]
+pub fn is_misconfigured<T>(outcome: Result<T, LeaseError>) {
+    let error = outcome.err();
+    assert!(
+        matches!(error, Some(LeaseError::Misconfigured(_))),
+        "{error:?}"
+    );
+}
+
 /// Acquires `sku-1` as soon as the lease is free.
 pub async fn next_grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
     let lease = Mutex::new(None);
@@ -72,11 +81,12 @@ pub async fn next_grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
 
 /// Returns the number of waiters.
 pub async fn waiters<L: Leases>(leases: &L) -> u64 {
-    leases
-        .inspect(&sku())
-        .await
-        .unwrap()
-        .map_or(0, |held| held.waiters)
+    waiters_on(leases, &sku()).await
+}
+
+async fn waiters_on<L: Leases>(leases: &L, resource: &Resource) -> u64 {
+    let held = leases.inspect(resource).await.unwrap();
+    held.map_or(0, |held| held.waiters)
 }
 
 /// Spawns an acquisition with this request, and returns immediately.
@@ -103,10 +113,19 @@ pub async fn join<L: Leases + Clone>(
     leases: &L,
     request: Acquire,
 ) -> JoinHandle<Result<Lease, LeaseError>> {
-    let before = waiters(leases).await;
-    let waiting = spawn_acquire(leases, &sku(), request);
+    join_on(leases, &sku(), request).await
+}
+
+/// Like [`join`], for this resource.
+pub async fn join_on<L: Leases + Clone>(
+    leases: &L,
+    resource: &Resource,
+    request: Acquire,
+) -> JoinHandle<Result<Lease, LeaseError>> {
+    let before = waiters_on(leases, resource).await;
+    let waiting = spawn_acquire(leases, resource, request);
     eventually("the waiter is in the queue", async || {
-        waiting.is_finished() || waiters(leases).await > before
+        waiting.is_finished() || waiters_on(leases, resource).await > before
     })
     .await;
     waiting

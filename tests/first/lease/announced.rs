@@ -29,7 +29,7 @@ use crate::support::{
     eventually,
     fence::write,
     lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku, spawn_acquire},
-    redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
+    redis::{COUNTER, LEASE, RedisServer, connect, dump, fresh_prefix, restore, shared_url},
     soon,
 };
 
@@ -254,11 +254,7 @@ async fn failed_request_keeps_the_lease_of_its_repetition() {
 async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let fence = db.fence();
-    let connect = async || {
-        let store = RedisLeases::connect(&server.url(), db.fence()).await;
-        store.unwrap().announced_to(fence.clone())
-    };
-    let leases = connect().await;
+    let leases = connect(&server, &db).await.announced_to(fence.clone());
     let old = grant(&leases, &sku(), LONG).await;
     let snapshot = dump(&server, &[COUNTER, LEASE]).await;
     leases.release(&sku(), &old.id).await.unwrap();
@@ -266,7 +262,7 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     restore(&server, &snapshot).await;
 
     // Another issuer, which has no cached state, trusts that counter. The fence does not.
-    let forgetful = connect().await;
+    let forgetful = connect(&server, &db).await.announced_to(fence.clone());
     is_lost(forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await);
     let refused = write(&fence, old.token.get()).await;
     assert!(matches!(refused, Err(AdmitError::Stale(_))));
@@ -303,11 +299,7 @@ impl Announce for Slow {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_leases_with_one_token_one_is_answered() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(4).await);
-    let connect = async || {
-        let store = RedisLeases::connect(&server.url(), db.fence()).await;
-        store.unwrap()
-    };
-    let store = connect().await;
+    let store = connect(&server, &db).await;
     grant_and_release(&store).await;
     let snapshot = dump(&server, &[COUNTER]).await;
     let gate = Arc::new(Semaphore::new(0));
@@ -320,7 +312,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let doubled = store.inspect(&sku()).await.unwrap().unwrap().token;
     restore(&server, &snapshot).await;
     server.command(&["DEL", LEASE]).await;
-    let leases = connect().await.announced_to(db.fence());
+    let leases = connect(&server, &db).await.announced_to(db.fence());
     let second = grant(&leases, &sku(), LONG).await;
     assert_eq!(second.token, doubled, "the test needs the same token twice");
     gate.add_permits(10);

@@ -18,8 +18,8 @@ use crate::support::{
     eventually,
     functions::{acquire, is_refused, release},
     lease::{
-        LONG, grant, grant_and_release, granted, is_held, next_grant, sku, spawn_acquire, wait,
-        waiters,
+        LONG, grant, grant_and_release, granted, is_held, is_misconfigured, next_grant, sku,
+        spawn_acquire, wait, waiters,
     },
     process::{Inventory, frozen_process_delays_the_next_waiter},
     store::listen,
@@ -172,11 +172,7 @@ async fn waiter_without_notifications_polls_until_its_timeout() {
     let request = Acquire::new(LONG).wait(Duration::from_millis(600));
     is_held(leases.acquire(&sku(), request).await);
     let request = Acquire::new(LONG).wait(Duration::from_millis(100));
-    let refused = leases.acquire(&sku(), request).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Misconfigured(_))),
-        "{refused:?}"
-    );
+    is_misconfigured(leases.acquire(&sku(), request).await);
     let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     sleep(Duration::from_millis(100)).await;
     leases.release(&sku(), &first.id).await.unwrap();

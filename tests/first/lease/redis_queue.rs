@@ -16,7 +16,7 @@ use tower_fence::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, grant_and_release, is_held, join, sku, spawn_acquire, wait, waiters},
+    lease::{LONG, grant, grant_and_release, is_held, join, join_on, sku, wait},
     redis::{COUNTER, RedisServer, connect},
     soon,
 };
@@ -291,25 +291,15 @@ fn is_full<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
 #[tokio::test]
 async fn total_number_of_waiters_is_limited() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = RedisLeases::connect(&server.url(), db.fence()).await;
-    let leases = leases.unwrap().max_waiters(2);
+    let leases = connect(&server, &db).await.max_waiters(2);
     let other = Resource::new("sku-2").unwrap();
     grant(&leases, &other, LONG).await;
     let first = grant(&leases, &sku(), LONG).await;
-    let elsewhere = spawn_acquire(&leases, &other, Acquire::new(LONG).wait(LONG));
-    eventually("the waiter is in the queue", async || {
-        let held = leases.inspect(&other).await.unwrap();
-        held.is_some_and(|held| held.waiters == 1)
-    })
-    .await;
+    let elsewhere = join_on(&leases, &other, Acquire::new(LONG).wait(LONG)).await;
     // Two requests with one lease id count as two.
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id);
-    let waiting = spawn_acquire(&leases, &sku(), request.clone());
-    eventually("the waiter is in the queue", async || {
-        waiters(&leases).await == 1
-    })
-    .await;
+    let waiting = join(&leases, request.clone()).await;
     is_full(leases.acquire(&sku(), request).await);
     is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
     leases.release(&sku(), &first.id).await.unwrap();

@@ -25,7 +25,10 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, granted, is_held, join, sku, spawn_acquire, wait, waiters},
+    lease::{
+        LONG, grant, granted, is_held, is_unavailable, join, join_on, sku, spawn_acquire, wait,
+        waiters,
+    },
     proxy::{Link, Passage, Proxy, Sender},
     soon,
 };
@@ -237,11 +240,7 @@ async fn waiter_learns_that_etcd_is_unreachable() {
     let waiting = wait(&far.unwrap(), LONG).await;
     proxy.set(Link::Cut);
     let refused = timeout(Duration::from_secs(5), waiting).await;
-    let refused = refused.expect("the waiter was not refused").unwrap();
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(refused.expect("the waiter was not refused").unwrap());
 }
 
 /// The position is renewed for a waiter that waits a long time, and for one that joins after the
@@ -391,11 +390,5 @@ async fn a_position_that_could_not_be_removed_ends() {
 async fn waits_for_another(leases: &EtcdLeases) -> JoinHandle<Result<Lease, LeaseError>> {
     let another = Resource::new("another").unwrap();
     grant(leases, &another, LONG).await;
-    let waiting = spawn_acquire(leases, &another, Acquire::new(LONG).wait(2 * LONG));
-    eventually("the waiter is in the queue", async || {
-        let held = leases.inspect(&another).await.unwrap();
-        held.is_some_and(|held| held.waiters == 1)
-    })
-    .await;
-    waiting
+    join_on(leases, &another, Acquire::new(LONG).wait(2 * LONG)).await
 }

@@ -17,7 +17,7 @@ use crate::support::{
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, grant_and_release, next_grant, sku, spawn_acquire},
+    lease::{LONG, grant, grant_and_release, is_misconfigured, join_on, next_grant, sku},
     redis::RedisServer,
 };
 
@@ -32,17 +32,7 @@ fn connect(cluster: &RedisCluster, db: &Fresh<Sqlite>) -> RedisLeases {
 }
 
 async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, LeaseError>> {
-    let waiting = async || {
-        let held = leases.inspect(sku).await.unwrap();
-        held.map_or(0, |held| held.waiters)
-    };
-    let before = waiting().await;
-    let task = spawn_acquire(leases, sku, Acquire::new(LONG).wait(LONG));
-    eventually("the waiter is in the queue", async || {
-        waiting().await > before
-    })
-    .await;
-    task
+    join_on(leases, sku, Acquire::new(LONG).wait(LONG)).await
 }
 
 /// Returns the sorted names on all pages.
@@ -328,9 +318,5 @@ async fn server_without_cluster_mode_is_refused() {
         assert!(!text.contains("sesame"), "{text}");
         println!("{text}");
     }
-    let refused = RedisLeases::builder(db.fence()).with_cluster(&[], |client| client);
-    assert!(
-        matches!(refused, Err(LeaseError::Misconfigured(_))),
-        "{refused:?}"
-    );
+    is_misconfigured(RedisLeases::builder(db.fence()).with_cluster(&[], |client| client));
 }

@@ -15,7 +15,7 @@ use tower_fence::lease::{
 
 use crate::support::{
     database::TestDatabase,
-    lease::{LONG, grant, granted, messages_of, sku, wait},
+    lease::{LONG, grant, granted, is_misconfigured, messages_of, sku, wait},
     proxy::{Link, Proxy},
     redis::{RedisServer, fresh_prefix, shared_url},
 };
@@ -131,14 +131,6 @@ async fn user(redis: &RedisServer, name: &str, rights: &str) -> String {
         .await;
     let login = format!("redis://{name}:open-sesame@");
     redis.url().replace("redis://", &login)
-}
-
-fn is_misconfigured<T>(outcome: Result<T, LeaseError>) {
-    let error = outcome.err();
-    assert!(
-        matches!(error, Some(LeaseError::Misconfigured(_))),
-        "{error:?}"
-    );
 }
 
 /// The first contact checks the rights on channels, and everything else that `connect` checks.
