@@ -10,13 +10,23 @@ use sqlx::Sqlite;
 use tempfile::TempDir;
 use tower_fence::lease::RedisLeases;
 
-use super::{database::Fresh, ports::free_port};
+use super::{
+    database::{Fresh, TestDatabase},
+    ports::free_port,
+};
 
 /// Connects a store to this server, with the epochs of this database.
 pub async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
     RedisLeases::connect(&server.url(), db.fence())
         .await
         .unwrap()
+}
+
+/// Starts a server, and connects a store with the epochs of a new database.
+pub async fn with_leases() -> (RedisServer, Fresh<Sqlite>, RedisLeases) {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    (server, db, leases)
 }
 
 /// Returns the URL of the shared server. Each test uses its own key prefix on it, and never flushes

@@ -21,7 +21,7 @@ use crate::support::{
     eventually,
     lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
-    redis::{RedisServer, connect},
+    redis::{RedisServer, connect, with_leases},
     soon,
 };
 
@@ -32,8 +32,7 @@ async fn naive_token(server: &RedisServer) -> i64 {
 
 #[tokio::test]
 async fn grant_after_flushall_exceeds_all_earlier_tokens() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let (mut last, mut naive) = (
         grant_and_release(&leases).await.token,
         naive_token(&server).await,
@@ -85,8 +84,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
 
 #[tokio::test]
 async fn flushed_scripts_are_loaded_again() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     for _ in 0..2 {
         let lease = grant(&leases, &sku(), LONG).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
@@ -104,8 +102,7 @@ async fn flushed_scripts_are_loaded_again() {
 
 #[tokio::test]
 async fn redis_uses_memory_only_for_held_leases() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     for n in 0..600 {
         let resource = Resource::new(format!("sku-{n}")).unwrap();
         let lease = grant(&leases, &resource, LONG).await;
@@ -118,8 +115,7 @@ async fn redis_uses_memory_only_for_held_leases() {
 
 #[tokio::test]
 async fn unreachable_redis_is_unavailable_within_the_timeout() {
-    let (mut server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (mut server, db, leases) = with_leases().await;
     let lease = grant(&leases, &sku(), LONG).await;
     server.kill();
     let calls = async {
@@ -166,8 +162,7 @@ async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
         }
     }
 
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let held = grant(&leases, &sku(), LONG).await;
     let cut_off = RedisLeases::connect(&server.url(), Unreachable)
         .await
@@ -184,8 +179,7 @@ async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
 
 #[tokio::test]
 async fn unrelated_keys_do_no_harm() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let key = "tower-fence:{110}:lease:sku-1";
     server.command(&["SET", key, "gibberish"]).await;
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);

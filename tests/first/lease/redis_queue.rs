@@ -17,7 +17,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     lease::{LONG, grant, grant_and_release, is_held, join, join_on, sku, wait},
-    redis::{COUNTER, RedisServer, connect},
+    redis::{COUNTER, RedisServer, connect, with_leases},
     soon,
 };
 
@@ -32,8 +32,7 @@ async fn only_the_counter_is_left(server: &RedisServer) {
 
 #[tokio::test]
 async fn ended_queues_leave_nothing_behind() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let first = grant(&leases, &sku(), LONG).await;
     let served = wait(&leases, LONG).await;
     let gone = wait(&leases, LONG).await;
@@ -49,8 +48,7 @@ async fn ended_queues_leave_nothing_behind() {
 /// The processes of the waiters may have ended.
 #[tokio::test]
 async fn queue_is_kept_until_its_last_waiter_leaves() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     let shorter = Acquire::new(LONG).wait(Duration::from_secs(20));
@@ -68,8 +66,7 @@ async fn queue_is_kept_until_its_last_waiter_leaves() {
 
 #[tokio::test]
 async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     grant_and_release(&leases).await;
     let [queue, waiters] =
         ["queue", "waiters"].map(|key| format!("tower-fence:{{110}}:{key}:sku-1"));
@@ -106,8 +103,7 @@ async fn commands(server: &RedisServer) -> i64 {
 async fn a_hand_off_costs_the_same_in_any_queue() {
     let mut costs = vec![];
     for length in [5, 300] {
-        let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-        let leases = connect(&server, &db).await;
+        let (server, _db, leases) = with_leases().await;
         let mut held = grant(&leases, &sku(), LONG).await;
         let mut line = vec![];
         for _ in 0..length {
@@ -163,8 +159,7 @@ async fn expiry_is_noticed_immediately() {
 
 #[tokio::test]
 async fn request_after_expiry_grants_to_the_first_waiter() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     // The lease is deleted, as by an eviction, and no issuer is notified.
@@ -178,8 +173,7 @@ async fn request_after_expiry_grants_to_the_first_waiter() {
 
 #[tokio::test]
 async fn grant_of_a_cancelled_request_is_released() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     grant(&leases, &sku(), Duration::from_millis(1)).await;
     for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
         server.command(&["CLIENT", "PAUSE", "1500", "ALL"]).await;
@@ -197,8 +191,7 @@ async fn grant_of_a_cancelled_request_is_released() {
 
 #[tokio::test]
 async fn cancelled_repetition_takes_nothing_from_the_first() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let id = LeaseId::random();
     let request = Acquire::new(LONG).lease_id(id.clone());
     let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
@@ -250,8 +243,7 @@ async fn messages_of_another_database_are_ignored() {
 /// Redis may evict one of the two keys of a queue.
 #[tokio::test]
 async fn waiter_survives_the_loss_of_one_of_its_keys() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     for lost in ["queue", "waiters"] {
         let lost = format!("tower-fence:{{110}}:{lost}:sku-1");
         let first = grant(&leases, &sku(), LONG).await;

@@ -1,7 +1,6 @@
 //! Redis reveals no lease id to a reader of its data or to an observer of its commands. Leases of
 //! version 0.2, which stored their ids, are lost.
 
-use sqlx::Sqlite;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -9,9 +8,8 @@ use tokio::{
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseId, Leases, Renew};
 
 use crate::support::{
-    database::TestDatabase,
     lease::{LONG, SHORT, granted, is_held, is_lost, join, next_grant, sku},
-    redis::{LEASE, RedisServer, connect},
+    redis::{LEASE, RedisServer, with_leases},
 };
 
 /// A monitor of all commands of a server, including those of scripts.
@@ -47,8 +45,7 @@ async fn stored(server: &RedisServer) -> (String, String) {
 
 #[tokio::test]
 async fn redis_receives_and_stores_no_lease_id() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let monitor = Monitor::start(&server).await;
     let ids: Vec<LeaseId> = (0..3).map(|_| LeaseId::random()).collect();
     let request = |at: usize| Acquire::new(LONG).lease_id(ids[at].clone()).wait(LONG);
@@ -81,8 +78,7 @@ async fn redis_receives_and_stores_no_lease_id() {
 /// The lease may have been granted before an upgrade, or by a process that is not upgraded yet.
 #[tokio::test]
 async fn lease_of_version_0_2_is_lost_to_every_client() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let id = LeaseId::random();
     let request = Acquire::new(LONG).lease_id(id.clone());
     let old = leases.acquire(&sku(), request.clone()).await.unwrap();

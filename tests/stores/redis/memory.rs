@@ -19,7 +19,7 @@ use crate::support::{
     lease::{
         LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, sku, spawn_acquire,
     },
-    redis::{COUNTER, LEASE, RedisServer, dump, restore},
+    redis::{COUNTER, LEASE, RedisServer, dump, restore, with_leases},
     soon,
 };
 
@@ -123,8 +123,7 @@ async fn grant_waits_until_its_epoch_is_re_reported() {
 
 #[tokio::test]
 async fn counter_rollback_within_one_incarnation_is_detected() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, db.fence()).await;
+    let (server, db, leases) = with_leases().await;
     for by_swap in [false, true] {
         grant_and_release(&leases).await;
         let before = highest_epoch(&db).await;
@@ -182,8 +181,7 @@ async fn late_epoch_does_not_begin_on_another_counter() {
 
 #[tokio::test]
 async fn database_behind_the_counter_does_not_lower_the_epoch() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, db.fence()).await;
+    let (server, _db, leases) = with_leases().await;
     grant_and_release(&leases).await;
     // The counter is far ahead, and belongs to another incarnation. The database has issued epoch
     // 1.
@@ -198,8 +196,7 @@ async fn database_behind_the_counter_does_not_lower_the_epoch() {
 
 #[tokio::test]
 async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, db.fence()).await;
+    let (server, _db, leases) = with_leases().await;
     let ended = grant(&leases, &sku(), LONG).await;
     let copy = dump(&server, &[LEASE]).await;
     leases.release(&sku(), &ended.id).await.unwrap();
@@ -230,8 +227,7 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
 
 #[tokio::test]
 async fn lease_above_its_counter_is_ignored() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, db.fence()).await;
+    let (server, db, leases) = with_leases().await;
     grant_and_release(&leases).await;
     let copy = dump(&server, &[COUNTER]).await;
     let held = grant(&leases, &sku(), LONG).await;
@@ -243,8 +239,7 @@ async fn lease_above_its_counter_is_ignored() {
 
 #[tokio::test]
 async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, db.fence()).await;
+    let (server, _db, leases) = with_leases().await;
     let held = grant(&leases, &sku(), LONG).await;
     server.command(&["HSET", COUNTER, "n", "999999999"]).await;
     let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
@@ -262,8 +257,7 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
 /// be granted twice, so the renewal is refused.
 #[tokio::test]
 async fn exhausted_or_lost_counter_gives_no_new_token() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, db.fence()).await;
+    let (server, _db, leases) = with_leases().await;
     let used_up = ["HSET", COUNTER, "n", "999999999"];
     let held = grant(&leases, &sku(), LONG).await;
     server.command(&used_up).await;

@@ -20,13 +20,12 @@ use crate::support::{
     lease::{LONG, grant, join, sku, wait, waiters},
     process::{Inventory, frozen_process_delays_the_next_waiter},
     proxy::{Passage, Proxy, Sender},
-    redis::{RedisServer, connect},
+    redis::{RedisServer, connect, with_leases},
 };
 
 #[tokio::test]
 async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, db, leases) = with_leases().await;
     let first = grant(&leases, &sku(), LONG).await;
     // This issuer has its own runtime. Its connections end with the runtime, and its waiters do not
     // leave the queue.
@@ -128,8 +127,7 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
 
 #[tokio::test]
 async fn flushed_queue_forms_again() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
+    let (server, _db, leases) = with_leases().await;
     let first = leases
         .acquire(&sku(), Acquire::new(Duration::from_secs(1)))
         .await
