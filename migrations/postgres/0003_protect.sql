@@ -248,7 +248,7 @@ DECLARE
     is_unfenced boolean;
     unfenced text;
 BEGIN
-    IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+    IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         -- TRUNCATE removes rows that a transaction at a stricter isolation level does not see.
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
