@@ -120,8 +120,8 @@ FROM (
         ) AS pattern
     FROM pg_catalog.pg_trigger AS t
     JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
-    -- These conditions exclude triggers that have such a name but were not created by protect(), and
-    -- those of the fences in other schemas.
+    -- These conditions exclude the triggers of fences in other schemas, and triggers that have such
+    -- a name but were not created by protect().
     WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1 AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
         AND pg_catalog.strpos(p.prosrc, 'PERFORM tower_fence.') > 0
 ) AS g

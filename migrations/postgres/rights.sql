@@ -1,8 +1,9 @@
 -- This script runs at the end of each migration, and enforces two rules. The objects of the schema
 -- belong to the owner of the schema. PUBLIC has no privilege on any of them or on the guards of
--- protected tables, and cannot create objects in the schema. (After a restore of a dump without its privileges, every role could execute the functions that
--- run with the privileges of their owner.) This script changes only objects that the migrating role
--- owns, and writes nothing if no change is needed.
+-- protected tables, and cannot create objects in the schema. (After a restore of a dump without its
+-- privileges, every role could execute the functions that run with the privileges of their owner.)
+-- This script changes only objects that the migrating role owns, and writes nothing if no change is
+-- needed.
 DO $fence$
 DECLARE
     home CONSTANT oid := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass);
@@ -37,8 +38,8 @@ BEGIN
         THEN
             EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
         END IF;
-        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. What another
-        -- role has granted can be revoked only together with its grant option.
+        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. A grant by
+        -- another role can be revoked only together with the grant option of that role.
         FOR privileges IN
             SELECT DISTINCT CASE
                 WHEN r.grantor <> object.owner THEN format(
