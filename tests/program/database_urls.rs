@@ -98,3 +98,41 @@ async fn unsupported_url_parameters_are_refused_by_name() {
         assert!(shown, "{refused:?}");
     }
 }
+
+/// sqlx ignores these variables, or an invalid value of them.
+#[tokio::test]
+async fn unsupported_variables_of_libpq_are_refused() {
+    let url = "postgres://till:hunter2@127.0.0.1:1/shop";
+    let migrate = async |query: &str, name: &str, value: &str| {
+        let url = format!("{url}{query}");
+        let variables = [("TOWER_FENCE_DATABASE_URL", &*url), (name, value)];
+        run(&["migrate"], &variables).await
+    };
+    for (name, value, overridden_by) in [
+        ("PGSSLMODE", "verify_full", "?sslmode=verify-full"),
+        ("PGSSLMODE", "require ", "?sslmode=disable"),
+        ("PGCHANNELBINDING", "require", "?channel_binding=prefer"),
+        ("PGGSSENCMODE", "require", "?gssencmode=disable"),
+        (
+            "PGSSLMINPROTOCOLVERSION",
+            "TLSv1.3",
+            "?ssl_min_protocol_version=TLSv1.2",
+        ),
+    ] {
+        migrate("", name, value).await.is(78).says(name);
+        // The URL overrides the variable. No server listens on this port.
+        migrate(overridden_by, name, value).await.is(69);
+    }
+    migrate("", "PGSSLCRL", "/crl.pem")
+        .await
+        .is(78)
+        .says("PGSSLCRL");
+    for (name, value) in [
+        ("PGSSLMODE", "verify-full"),
+        ("PGSSLMODE", " "),
+        ("PGCHANNELBINDING", "prefer"),
+        ("PGGSSENCMODE", "disable"),
+    ] {
+        migrate("", name, value).await.is(69);
+    }
+}

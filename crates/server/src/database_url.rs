@@ -79,6 +79,27 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         }
         whole.query_pairs_mut().append_pair(parameter, value);
     }
+    // sqlx ignores an invalid value of this variable, and then uses its default, which does not
+    // require TLS.
+    if mode.is_none()
+        && let Some(value) = set("PGSSLMODE")?
+        && value.parse::<PgSslMode>().is_err()
+    {
+        return Err(Failure::configuration(
+            "PGSSLMODE must be disable, allow, prefer, require, verify-ca or verify-full",
+        ));
+    }
+    for (name, parameter) in UNSUPPORTED {
+        // A parameter of the URL overrides its variable.
+        if pairs.iter().all(|(given, _)| given != parameter)
+            && let Some(value) = set(name)?
+            && let Parameter::Refused(instead) = of(parameter, &value)
+        {
+            return Err(Failure::configuration(format!(
+                "the variable {name} is not supported with this value; {instead}"
+            )));
+        }
+    }
     if !query_user.is_empty() {
         let (user, password) = query_user.split_once(':').unwrap_or((query_user, ""));
         let mut query = whole
@@ -139,6 +160,23 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
 
 /// The libpq name for the certificate authorities of the system.
 const SYSTEM: &str = "system";
+
+/// Variables of libpq that sqlx does not read, and the parameters with the same meaning. Without a
+/// check, a requirement in such a variable would be ignored.
+const UNSUPPORTED: [(&str, &str); 7] = [
+    ("PGCHANNELBINDING", "channel_binding"),
+    ("PGGSSENCMODE", "gssencmode"),
+    ("PGREQUIREAUTH", "require_auth"),
+    ("PGREQUIREPEER", "requirepeer"),
+    ("PGSSLCRL", "sslcrl"),
+    ("PGSSLCRLDIR", "sslcrldir"),
+    ("PGSSLMINPROTOCOLVERSION", "ssl_min_protocol_version"),
+];
+
+/// Returns the value of a variable of libpq; `None` if it is missing or blank.
+fn set(name: &str) -> Result<Option<String>, Failure> {
+    Ok(variable(name)?.filter(|value| !value.trim().is_empty()))
+}
 
 /// Returns the treatment of a parameter of libpq or of sqlx.
 fn of(parameter: &str, value: &str) -> Parameter {
