@@ -216,6 +216,7 @@ async fn one_invalid_part_hides_no_other_part() {
     for (arguments, says) in [
         (&pooling[..], "set --listen-url"),
         (&["--log", "info,=="], "invalid log filter"),
+        (&["--log", "warning"], "`warning` must be a level"),
     ] {
         let serve = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
         run(&serve, &elsewhere[..1]).await.is(78).says(says);

@@ -20,7 +20,9 @@ use std::{
 
 use clap::ValueEnum;
 use tower_fence_console::Events;
-use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    EnvFilter, Layer, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+};
 
 use crate::{failure::Failure, secrets::variable};
 
@@ -79,10 +81,37 @@ pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     Ok(events)
 }
 
-/// Parses a filter.
+/// Parses a filter. Refuses directives that match no target, because a filter with only such
+/// directives would disable the whole log. `EnvFilter` treats each unknown word as a target.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, Failure> {
-    EnvFilter::try_new(filter)
-        .map_err(|error| Failure::configuration(format!("invalid log filter: {error}")))
+    let invalid = |why: &dyn Display| Failure::configuration(format!("invalid log filter: {why}"));
+    let directives: Vec<_> = filter
+        .split(',')
+        .map(str::trim)
+        .filter(|directive| !directive.is_empty())
+        .collect();
+    for directive in &directives {
+        let target = match directive.find(['=', '[']) {
+            Some(end) => &directive[..end],
+            None if directive.parse::<LevelFilter>().is_ok() => continue,
+            None => {
+                return Err(invalid(&format_args!(
+                    "`{directive}` must be a level (error, warn, info, debug, trace or off) or MODULE=LEVEL"
+                )));
+            }
+        };
+        if !target.is_empty() && !target.split("::").all(is_identifier) {
+            return Err(invalid(&format_args!(
+                "`{target}` must be the path of a module, such as tower_fence or sqlx::query"
+            )));
+        }
+    }
+    EnvFilter::try_new(directives.join(",")).map_err(|error| invalid(&error))
+}
+
+fn is_identifier(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    !text.is_empty() && text.chars().all(is_part)
 }
 
 /// Starts to log warnings and errors, for commands other than `serve`.
@@ -137,5 +166,40 @@ impl Write for Lossy {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_filter_with_an_unknown_word_is_refused() {
+        for filter in [
+            "",
+            "info",
+            " WARN ",
+            "off",
+            "info, sqlx=warn,",
+            "info,tower_fence=debug,sqlx::query=off",
+            "info,tower_fence[acquire]=debug",
+            "info,[{resource=sku-1}]=debug",
+        ] {
+            let parsed = parse_filter(filter);
+            assert!(parsed.is_ok(), "{filter}: {:?}", parsed.err());
+        }
+        for (filter, named) in [
+            ("warning", "`warning` must be a level"),
+            ("info,inof", "`inof` must be a level"),
+            ("tower_fence", "`tower_fence` must be a level"),
+            ("error;sqlx=warn", "`error;sqlx` must be the path"),
+            ("info sqlx=warn", "`info sqlx` must be the path"),
+            ("tower-fence=debug", "`tower-fence` must be the path"),
+            ("sqlx:query=warn", "`sqlx:query` must be the path"),
+            ("sqlx=warning", "invalid"),
+        ] {
+            let refused = parse_filter(filter).err().unwrap();
+            assert!(refused.text.contains(named), "{}", refused.text);
+        }
     }
 }
