@@ -6,6 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use super::program::{HOLDER, OPERATOR, Served, ended, file, path, program, run, secret_options};
 use crate::support::{
     database::TestDatabase,
+    eventually,
     http::Answer,
     postgres::PostgresServer,
     process::psql,
@@ -178,6 +179,24 @@ async fn operators_list_inspect_and_break_leases() {
         .await
         .is(1)
         .says("sku-1 is not held");
+
+    // A lock delay is not shown, and is ended with the token of the expired lease.
+    let body = json!({"ttl_ms": 100, "lock_delay_ms": 60_000});
+    let lease = server.post("/locks/sku-2", &body).await.json();
+    eventually("the lease has expired", async || {
+        let free = run(&["inspect", "sku-2"], &operator).await;
+        free.is(0).stdout == "sku-2 is free\n"
+    })
+    .await;
+    let held = server.post("/locks/sku-2", &json!({})).await;
+    held.is_problem(409, "lock-held");
+    let refused = run(&["break", "sku-2"], &operator).await;
+    refused.is(1).says("the lock delay of an expired lease");
+    let token = lease["token"].to_string();
+    run(&["break", "sku-2", "--token", &token], &operator)
+        .await
+        .is(0);
+    assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
 }
 
 /// The pages of a list are printed as one list.

@@ -46,7 +46,9 @@ pub struct InspectArgs {
 /// The next waiter receives the lease immediately, with a higher token. The previous holder detects
 /// the loss at its next renewal, and can write until the fence has received the next token. If the
 /// server has secrets, the secret of an operator is required. If the resource has no lease, or has
-/// a lease other than the one to break, the exit status is 1.
+/// a lease other than the one to break, the exit status is 1. A lease that has expired is not held,
+/// although its lock delay may still block the resource: to end the lock delay, name the token of
+/// that lease with --token.
 #[derive(Args)]
 pub struct BreakArgs {
     /// The resource.
@@ -133,7 +135,12 @@ pub async fn break_lease(args: BreakArgs) -> Result<u8, Failure> {
             held.map(|held| held.token)
         }
     };
-    let not_held = || Failure::other(format!("{resource} is not held"));
+    let not_held = || {
+        Failure::other(format!(
+            "{resource} is not held; if an acquisition is still refused, the lock delay of an expired lease blocks \
+             the resource: name the token of that lease with --token"
+        ))
+    };
     let seen = seen.ok_or_else(not_held)?;
     let ended = server.break_lease(&resource, Some(seen)).await;
     if !ended.map_err(|error| failure(&error))? {
