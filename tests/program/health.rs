@@ -346,6 +346,22 @@ async fn metrics_count_leases_and_name_no_resource() {
 }
 
 #[tokio::test]
+async fn reason_for_the_exit_is_an_object_in_a_json_log() {
+    let serve = ["serve", "--operator-secrets-file", "/nowhere/secrets"];
+    for log in ["info", "off"] {
+        let options = ["--log-format", "json", "--log", log];
+        let ended = run(&[&serve[..], &options].concat(), &[]).await;
+        let line: Value = serde_json::from_str(&ended.is(78).stderr).unwrap();
+        assert_eq!(
+            (&line["level"], &line["status"]),
+            (&json!("ERROR"), &json!(78))
+        );
+        let reason = line["message"].as_str().unwrap();
+        assert!(reason.contains("/nowhere/secrets: No such file"), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn each_line_of_a_json_log_is_an_object() {
     let db = Postgres::fresh(2).await;
     let arguments = ["--log-format", "json", "--log", "info,tower_fence=debug"];

@@ -12,13 +12,15 @@ use std::{
     io::{self, IsTerminal, Write},
     sync::{
         LazyLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
         mpsc::{Sender, SyncSender, TrySendError, channel, sync_channel},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use clap::ValueEnum;
+use serde_json::json;
 use tower_fence_console::Events;
 use tracing_subscriber::{
     EnvFilter, Layer, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
@@ -49,6 +51,9 @@ static QUEUE: LazyLock<SyncSender<Item>> = LazyLock::new(|| {
     queue
 });
 
+/// Whether the log has started, and each line is a JSON object.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
 enum Item {
     Line(Vec<u8>),
     /// Reports that all earlier lines have been written.
@@ -78,6 +83,7 @@ pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
         .with(lines.with_filter(filter))
         .with(events.layer())
         .init();
+    IS_JSON.store(matches!(format, Format::Json), Relaxed);
     Ok(events)
 }
 
@@ -126,6 +132,22 @@ pub fn say(text: impl Display) {
     let until = Instant::now() + FLUSHED;
     add(Item::Line(format!("{text}\n").into_bytes()), until);
     flush_until(until);
+}
+
+/// Prints the reason for the exit in the format of the log, like [`say`]. The filter does not apply
+/// to this line.
+pub fn say_exit(text: &str, status: u8) {
+    if !IS_JSON.load(Relaxed) {
+        return say(format_args!("tower-fence: {text}"));
+    }
+    let now = humantime::format_rfc3339_micros(SystemTime::now());
+    say(json!({
+        "timestamp": now.to_string(),
+        "level": "ERROR",
+        "message": text,
+        "status": status,
+        "target": "tower_fence",
+    }));
 }
 
 /// Adds a message to the lines of the log. Does not wait until it is written.

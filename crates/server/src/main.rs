@@ -65,8 +65,7 @@ fn main() -> ExitCode {
 
 /// Prints the failure, and returns its exit status.
 fn ended(failure: &Failure) -> ExitCode {
-    let text = failure.for_people();
-    logs::say(format_args!("tower-fence: {text}"));
+    logs::say_exit(&failure.for_people(), failure.status);
     failure.status.into()
 }
 
