@@ -48,6 +48,19 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
     for path in ["/healthz", "/readyz", "/metrics"] {
         assert_eq!(asked(&server, None, Method::GET, path).await.status, 200);
     }
+    server
+        .logs("refused a request without a known secret")
+        .await;
+    let log = server.log();
+    let refused = log
+        .lines()
+        .find(|line| line.contains("refused a request"))
+        .unwrap();
+    assert!(
+        refused.contains("peer=127.0.0.1:") && refused.contains("\"/locks/sku-1\""),
+        "{log}"
+    );
+    assert!(!log.contains("another-secret"), "{log}");
     let metrics = asked(&server, None, Method::GET, "/metrics").await.text;
     let counted = r#"tower_fence_server_refused_total{problem="unauthorized"} 10"#;
     assert!(metrics.contains(counted), "{metrics}");

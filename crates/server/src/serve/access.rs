@@ -8,10 +8,11 @@
 //! 3. The console also accepts the secret of an operator as a password (HTTP Basic, with any user
 //!    name), because a browser cannot send it in another way. The console itself refuses requests
 //!    that pages of other sites send from that browser.
+//! 4. The log names the sender of a request without a known secret, at most once per second.
 
 use std::{
     fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -30,7 +31,7 @@ use subtle::{Choice, ConstantTimeEq};
 use tower_fence::problem::{Problem, ProblemType};
 use zeroize::Zeroizing;
 
-use super::args::AccessArgs;
+use super::{args::AccessArgs, sampler::Sampler};
 use crate::{
     failure::Failure,
     secrets::{self, Secret},
@@ -285,6 +286,7 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
         }
         Some(_) => refuse(Problem::new(ProblemType::OperatorsOnly), None),
         None => {
+            report(&request, authorization.is_some());
             let challenge = match (schemes, authorization) {
                 (Schemes::BearerAndBasic, _) => r#"Basic realm="tower-fence operators""#,
                 (Schemes::Bearer, None) => CHALLENGES[0],
@@ -292,6 +294,22 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
             };
             refuse(Problem::new(ProblemType::Unauthorized), Some(challenge))
         }
+    }
+}
+
+/// Logs the refusal of a request whose secret is missing or unknown.
+fn report(request: &Request, has_authorization: bool) {
+    static REFUSED: Sampler = Sampler::new();
+    if let Some(suppressed) = REFUSED.next() {
+        let peer = request.extensions().get::<SocketAddr>();
+        tracing::info!(
+            peer = peer.map(tracing::field::display),
+            method = %request.method(),
+            path = request.uri().path(),
+            has_authorization,
+            suppressed,
+            "refused a request without a known secret"
+        );
     }
 }
 

@@ -19,6 +19,7 @@ mod phase;
 mod probe;
 mod redis;
 mod reload;
+mod sampler;
 mod stop;
 mod store;
 mod tls;

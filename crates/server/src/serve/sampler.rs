@@ -1,0 +1,43 @@
+//! A limit for lines of the log that clients cause, because a client must not flood the log.
+
+use std::{
+    mem,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// Minimum time between two lines of the same kind.
+const BETWEEN_LINES: Duration = Duration::from_secs(1);
+
+/// Limits the lines of one kind to one per second, and counts the suppressed lines.
+pub struct Sampler(Mutex<Sampled>);
+
+struct Sampled {
+    last_line: Option<Instant>,
+    suppressed: u64,
+}
+
+impl Sampler {
+    pub const fn new() -> Self {
+        Self(Mutex::new(Sampled {
+            last_line: None,
+            suppressed: 0,
+        }))
+    }
+
+    /// Returns the number of lines that were suppressed since the last one, or `None` if this line
+    /// must be suppressed as well.
+    pub fn next(&self) -> Option<u64> {
+        let mut sampled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let is_early = |last| now.duration_since(last) < BETWEEN_LINES;
+        if sampled.last_line.is_some_and(is_early) {
+            sampled.suppressed += 1;
+            return None;
+        }
+        sampled.last_line = Some(now);
+        Some(mem::take(&mut sampled.suppressed))
+    }
+}
