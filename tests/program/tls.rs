@@ -30,6 +30,8 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
             .await
             .is_err()
     );
+    server.logs("TLS handshake failed").await;
+    assert!(server.log().contains("peer=127.0.0.1:"), "{}", server.log());
     let plain = format!("http://{}/healthz", server.addr());
     assert!(server.client.get(plain).send().await.is_err());
     server.client = certificates.client();

@@ -6,7 +6,7 @@
 
 use std::{
     future::poll_fn,
-    io,
+    io::{self, ErrorKind},
     net::SocketAddr,
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -32,6 +32,7 @@ use tower_service::Service;
 use super::{
     bodies::{RequestBody, UnderWay},
     phase::{Phase, State},
+    sampler::Sampler,
     stop::Stop,
     tls::Tls,
 };
@@ -85,8 +86,20 @@ impl Connection {
         };
         match shaken {
             Ok(Ok(stream)) => self.serve(stream).await,
-            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-            Err(_) => tracing::debug!("TLS handshake timed out"),
+            Ok(Err(error)) => self.report(&error),
+            Err(_) => tracing::debug!(peer = %self.peer, "TLS handshake timed out"),
+        }
+    }
+
+    /// Logs a failed TLS handshake. A client that only closes the connection may be a load balancer
+    /// that checks the port, so its line has the level of other connections that end early.
+    fn report(&self, error: &io::Error) {
+        static FAILED: Sampler = Sampler::new();
+        let peer = self.peer;
+        if error.kind() != ErrorKind::InvalidData {
+            tracing::debug!(%peer, %error, "TLS handshake failed");
+        } else if let Some(suppressed) = FAILED.next() {
+            tracing::info!(%peer, %error, suppressed, "TLS handshake failed");
         }
     }
 
