@@ -1,7 +1,7 @@
 //! `tower-fence run` with a terminal.
 
 use super::{
-    command::{Notes, end, lives, serving, start_under},
+    command::{Notes, end, lives, serving, start_under, state},
     program::Served,
 };
 use crate::support::{
@@ -139,4 +139,34 @@ async fn background_job_of_a_shell_is_stopped_with_its_group() {
         end(running).await.is(0);
         assert!(!lives(&child), "{shell:?}");
     }
+}
+
+/// The system stops a process that reads from the terminal in the background.
+#[tokio::test]
+async fn command_that_the_terminal_has_stopped_is_reported_once() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let errors = notes.path("errors");
+    let shell = format!("\"$0\" \"$@\" </dev/null 2>{}; exit $?", errors.display());
+    let script = format!(
+        "echo $$ > {}; read -r line </dev/tty",
+        notes.path("command").display()
+    );
+    let running = with_terminal(&server, &notes, &["sh", "-c", &shell], &script);
+    let command = notes.has("command").await;
+    let reported = "the command is stopped, because it uses the terminal in the background";
+    eventually("the stop is reported", async || {
+        notes.text("errors").contains(reported)
+    })
+    .await;
+    // The command continues, and is stopped again.
+    send_signal(command.parse().unwrap(), "-CONT");
+    eventually("the command is stopped", async || {
+        state(&command) == Some('T')
+    })
+    .await;
+    let keeper = notes.text("keeper").trim().parse().unwrap();
+    send_signal(keeper, "-TERM");
+    end(running).await.is(143);
+    assert_eq!(notes.text("errors").matches(reported).count(), 1);
 }

@@ -22,7 +22,10 @@ use super::{
     alive::{self, Alive, Inherited},
     signals::{Heard, Signals},
 };
-use crate::failure::{self, Failure};
+use crate::{
+    failure::{self, Failure},
+    logs,
+};
 
 /// First pause between two checks of the processes. The pauses grow up to [`LONGEST_LOOK`]. The
 /// processes must be polled, because the system does not report the end of all of them.
@@ -44,6 +47,8 @@ pub struct Process {
     /// Whether INT or TERM has asked the command to end. This program forwards the signals that it
     /// receives. In a terminal of its own, the command receives INT directly.
     is_asked_to_end: bool,
+    /// Whether the log has reported that the terminal has stopped the command.
+    is_stop_reported: bool,
 }
 
 /// The process group of the command.
@@ -102,6 +107,7 @@ impl Process {
             is_group_gone: false,
             status: None,
             is_asked_to_end: false,
+            is_stop_reported: false,
         };
         if place == Place::OwnTerminal {
             _ = tcsetpgrp(io::stdin(), process.id);
@@ -133,6 +139,13 @@ impl Process {
                 if stopped == Signal::TSTP.as_raw() && self.place == Place::OwnTerminal =>
             {
                 self.send(Signal::CONT);
+            }
+            Some(stopped) if !self.is_stop_reported && is_by_terminal(stopped) => {
+                self.is_stop_reported = true;
+                logs::report(
+                    "tower-fence: the command is stopped, because it uses the terminal in the background; the lease \
+                     is kept",
+                );
             }
             Some(_) => {}
         });
@@ -317,6 +330,13 @@ impl Place {
             _ => Self::OwnGroup,
         }
     }
+}
+
+/// Returns whether the terminal sends this signal to a process that uses it in the background.
+fn is_by_terminal(signal: i32) -> bool {
+    [Signal::TTIN, Signal::TTOU]
+        .iter()
+        .any(|sent| sent.as_raw() == signal)
 }
 
 /// Returns the exit status that a shell would report for a command.
