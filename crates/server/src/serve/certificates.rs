@@ -49,8 +49,12 @@ pub fn certified(cert: &Path, key: &Path) -> Result<(CertifiedKey, Vec<u8>, Secr
     let (pem, chain_of) = read(cert)?;
     let text = Secret::from_file(key)?;
     // The error is not shown, because it could reveal a part of the key.
-    let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
-        .map_err(|_| failed(key, "it contains no private key (PEM)"))?;
+    let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes()).map_err(|_| {
+        failed(
+            key,
+            "it contains no private key (PEM), or the key is encrypted",
+        )
+    })?;
     let private = any_supported_type(&private)
         .map_err(|_| failed(key, "the type of the private key is not supported"))?;
     let certified = CertifiedKey::new(chain_of, private);
