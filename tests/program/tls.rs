@@ -1,6 +1,6 @@
 //! TLS between clients and the server.
 
-use std::fs;
+use std::{fs, process::Command};
 
 use serde_json::json;
 use sqlx::Postgres;
@@ -94,4 +94,27 @@ async fn invalid_tls_files_are_refused() {
         let arguments = ["serve", "--tls-cert-file", cert, "--tls-key-file", key];
         run(&arguments, &url).await.is(78).says(why);
     }
+}
+
+#[tokio::test]
+async fn check_reports_an_expired_certificate() {
+    let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
+    let [cert, key, old] =
+        ["server.pem", "server.key", "old.pem"].map(|file| certificates.path(file));
+    // The certificate expires in the second in which it is created.
+    let mut expire = Command::new("openssl");
+    expire.args(["x509", "-days", "0", "-in", name(&cert)]);
+    expire.args(["-signkey", name(&key), "-out", name(&old)]);
+    assert!(expire.status().unwrap().success());
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let found = async |cert| {
+        let tls = ["--tls-cert-file", cert, "--tls-key-file", name(&key)];
+        let checked = run(&[&["check"][..], &tls].concat(), &variables).await;
+        checked.is(0).stdout.contains("the certificate has expired")
+    };
+    eventually("the certificate has expired", async || {
+        found(name(&old)).await
+    })
+    .await;
+    assert!(!found(name(&cert)).await);
 }

@@ -4,8 +4,11 @@
 use std::{fs, path::Path};
 
 use rustls::{
+    CertificateError, Error, RootCertStore,
+    client::verify_server_cert_signed_by_trust_anchor,
     crypto::ring::sign::any_supported_type,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
+    server::ParsedCertificate,
     sign::CertifiedKey,
 };
 
@@ -62,6 +65,27 @@ pub fn certified(cert: &Path, key: &Path) -> Result<(CertifiedKey, Vec<u8>, Secr
         .keys_match()
         .map_err(|error| failed(cert, &format!("with its key: {}", chain(&error))))?;
     Ok((certified, pem, text))
+}
+
+/// Returns why clients refuse the first certificate of a file at this time; `None` if its dates are
+/// valid.
+pub fn outdated(path: &Path) -> Result<Option<&'static str>, Failure> {
+    let (_, found) = read(path)?;
+    let parsed = ParsedCertificate::try_from(&found[0])
+        .map_err(|error| Failure::file("cannot use", path, chain(&error)))?;
+    // Without authorities, the verification always fails. It checks the dates first.
+    let (roots, now) = (RootCertStore::empty(), UnixTime::now());
+    let verified = verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], now, &[]);
+    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    Ok(match verified {
+        Err(Error::InvalidCertificate(Expired | ExpiredContext { .. })) => {
+            Some("the certificate has expired")
+        }
+        Err(Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. })) => {
+            Some("the certificate is not valid yet")
+        }
+        _ => None,
+    })
 }
 
 /// Reads a file with at least one certificate.

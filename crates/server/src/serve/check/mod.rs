@@ -22,7 +22,7 @@ use super::{
     access::Access,
     addresses,
     args::ServeArgs,
-    not_bound,
+    certificates, not_bound,
     probe::{LIMIT, WHY},
     store::{self, Mounted},
     tls::Tls,
@@ -102,6 +102,11 @@ async fn look(args: &ServeArgs, report: &mut Report) {
                 None => "no certificate: the server accepts plain HTTP",
             },
         );
+        if let Some(cert) = &args.access.tls_cert_file
+            && let Some(Some(why)) = report.take("tls", certificates::outdated(cert))
+        {
+            report.note("tls", format!("{why}, so clients refuse it"));
+        }
     }
     let keys = report.take("token keys", token_keys(&args.leases));
     if let Some(keys) = &keys {
