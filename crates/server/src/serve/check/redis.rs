@@ -62,7 +62,7 @@ fn version(information: &str) -> String {
     match (value("valkey_version:"), value("redis_version:")) {
         (Some(version), _) => format!("Valkey {version}"),
         (None, Some(version)) => format!("Redis {version}"),
-        (None, None) => "it answers, but the user may not read its version (INFO)".into(),
+        (None, None) => "it answers, but the user is not allowed to read its version (INFO)".into(),
     }
 }
 
