@@ -123,6 +123,12 @@ async fn unsupported_variables_of_libpq_are_refused() {
         // The URL overrides the variable. No server listens on this port.
         migrate(overridden_by, name, value).await.is(69);
     }
+    let no_port = [
+        ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1/shop"),
+        ("PGPORT", "5433 "),
+    ];
+    let refused = run(&["migrate"], &no_port).await;
+    refused.is(78).says("PGPORT");
     migrate("", "PGSSLCRL", "/crl.pem")
         .await
         .is(78)

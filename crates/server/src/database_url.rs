@@ -79,14 +79,23 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         }
         whole.query_pairs_mut().append_pair(parameter, value);
     }
-    // sqlx ignores an invalid value of this variable, and then uses its default, which does not
-    // require TLS.
+    // sqlx ignores invalid values of these variables, and then uses its defaults, which do not
+    // require TLS, and which may lead to another server.
     if mode.is_none()
         && let Some(value) = set("PGSSLMODE")?
         && value.parse::<PgSslMode>().is_err()
     {
         return Err(Failure::configuration(
             "PGSSLMODE must be disable, allow, prefer, require, verify-ca or verify-full",
+        ));
+    }
+    if whole.port().is_none()
+        && pairs.iter().all(|(given, _)| given != "port")
+        && let Some(value) = set("PGPORT")?
+        && value.parse::<u16>().is_err()
+    {
+        return Err(Failure::configuration(
+            "PGPORT must be the number of a port",
         ));
     }
     for (name, parameter) in UNSUPPORTED {
