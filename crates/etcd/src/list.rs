@@ -38,11 +38,16 @@ impl Etcd {
         resource: &Resource,
         seen: &Seen<'_>,
     ) -> Result<Option<Held>, LeaseError> {
+        let mut ended = None;
         for _ in 0..ATTEMPTS {
             let mut view = self.view(resource, Reads::default()).await?;
             let Some(lease) = view.lease else {
                 return Ok(None);
             };
+            if ended == Some(lease.etcd_lease) {
+                // etcd has not deleted the key yet.
+                return Ok(None);
+            }
             view.row.log = self.log_after(&view.row.header).await?;
             let counter = view.row.counter(seen);
             if counter.is_none_or(|counter| !counter.granted(&lease)) {
@@ -53,6 +58,7 @@ impl Etcd {
             if let Some(left) = self.left(lease.etcd_lease).await? {
                 return Ok(held(&lease, left, view.waiting));
             }
+            ended = Some(lease.etcd_lease);
         }
         Err(LeaseError::unavailable(TooMuchChange))
     }

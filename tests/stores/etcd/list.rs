@@ -1,6 +1,6 @@
 //! Leases in etcd with keys of other programs between them.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use serde_json::json;
 use sqlx::Sqlite;
@@ -9,10 +9,12 @@ use tower_fence::{
     lease::{Acquire, LeaseAdmin, Leases},
 };
 
+use super::faults::meddling;
 use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
     lease::{LONG, grant, is_held, sku},
+    proxy::Passage,
 };
 
 #[tokio::test]
@@ -48,6 +50,23 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
         listed.sort_unstable();
         assert_eq!(listed, ["a", "m", "z", "é"], "{limit} at a time");
     }
+}
+
+/// etcd deletes the keys of an expired lease some time later. In this test, a proxy reports that the
+/// lease has expired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expired_lease_with_a_key_is_not_held() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let ended = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 12\r\n\r\n{\"TTL\":\"-1\"}";
+    let ended = Passage::Instead(ended.as_bytes().to_vec());
+    let (proxy, reads) = meddling(&cluster, "POST /v3/lease/timetolive", ended).await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    assert!(leases.inspect(&sku()).await.unwrap().is_none());
+    assert_eq!(reads.load(Relaxed), 1);
+    assert!(leases.list(10, None).await.unwrap().leases.is_empty());
+    assert_eq!(reads.load(Relaxed), 3);
 }
 
 /// The issuer cannot know when another program will remove its key. A client that retries without a
