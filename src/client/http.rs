@@ -66,6 +66,9 @@ impl HttpLeases {
             // Over HTTP/2, a connection that was silently lost would also delay each retry.
             .http1_only()
             .connect_timeout(Duration::from_secs(2))
+            // After a burst, many connections are idle. If all of them were silently lost, the
+            // retries over them would outlast a lease.
+            .pool_idle_timeout(Duration::from_secs(5))
             .build();
         Self::with_client(url, client.map_err(HttpError::Client)?)
     }

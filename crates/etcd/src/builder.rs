@@ -136,6 +136,9 @@ impl EtcdLeasesBuilder {
                 // With `http://` URLs, a proxy would receive the password.
                 .no_proxy()
                 .connect_timeout(self.call_timeout)
+                // After a burst, many connections are idle. If all of them were silently lost, the
+                // retries over them would outlast a lease.
+                .pool_idle_timeout(Duration::from_secs(5))
                 .build()
                 .map_err(LeaseError::misconfigured)?,
         };

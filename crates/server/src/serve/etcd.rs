@@ -143,7 +143,10 @@ impl EtcdArgs {
         let mut builder = Client::builder()
             .no_proxy()
             .redirect(Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT);
+            .connect_timeout(CONNECT_TIMEOUT)
+            // After a burst, many connections are idle. If all of them were silently lost, the
+            // retries over them would outlast a lease.
+            .pool_idle_timeout(Duration::from_secs(5));
         if let Some(pem) = authority {
             let trusted = Certificate::from_pem_bundle(&pem).map_err(invalid)?;
             builder = builder.tls_certs_only(trusted);
