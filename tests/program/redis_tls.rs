@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use sqlx::Postgres;
 
 use super::{
-    program::{Served, name},
+    program::{Served, name, run},
     redis_secrets::{MASTER, SENTINEL, grants, refuses, serve},
 };
 use crate::support::{
@@ -99,7 +99,8 @@ async fn a_redis_alone_may_ask_for_a_certificate() {
     let (_redis, port) = redis_with_tls(&certificates, &secret).await;
     let (db, url) = (
         Postgres::fresh(4).await,
-        format!("rediss://:{MASTER}@127.0.0.1:{port}"),
+        // The scheme of a URL may be in capitals.
+        format!("REDISS://:{MASTER}@127.0.0.1:{port}"),
     );
     let variables = [
         ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
@@ -109,6 +110,7 @@ async fn a_redis_alone_may_ask_for_a_certificate() {
     ];
     let trusting = |file| [&variables[..], &[("TOWER_FENCE_REDIS_CA_FILE", name(file))]].concat();
     grants(&Served::start_with(&[], &trusting(&authority)).await).await;
+    run(&["check"], &trusting(&authority)).await.is(0);
     refuses(
         &Served::start_with(&[], &trusting(&other)).await,
         "invalid peer certificate",

@@ -9,7 +9,7 @@ use tower_fence::Fence;
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 use zeroize::Zeroizing;
 
-use super::certificates::Certificates;
+use super::{certificates::Certificates, store::has_scheme};
 use crate::{
     failure::{Failure, chain},
     secrets::{Secret, has_password, or_default, words},
@@ -150,7 +150,7 @@ impl EtcdArgs {
         if let Some(pem) = authority {
             let trusted = Certificate::from_pem_bundle(&pem).map_err(invalid)?;
             builder = builder.tls_certs_only(trusted);
-        } else if urls.iter().all(|url| url.starts_with("http://")) {
+        } else if urls.iter().all(|url| has_scheme(url, "http")) {
             // Plain HTTP needs no certificates, so those of the system are not read.
             builder = builder.tls_certs_only([]);
         }

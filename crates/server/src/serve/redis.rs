@@ -15,7 +15,7 @@ use tower_fence::{
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
-use super::certificates::Certificates;
+use super::{certificates::Certificates, store::has_scheme};
 use crate::{
     failure::{Failure, chain},
     secrets::{ESCAPES, Secret, is_ambiguous, or_default, words},
@@ -270,9 +270,7 @@ impl RedisArgs {
     /// Creates a client of the server at one of the URLs.
     pub fn client(&self, url: &str) -> Result<Client, Failure> {
         // In sentinel mode, the certificates may be only for the master.
-        let certificates = self
-            .certificates()?
-            .filter(|_| url.starts_with("rediss://"));
+        let certificates = self.certificates()?.filter(|_| has_scheme(url, "rediss"));
         open(url, certificates).map_err(refused)
     }
 
