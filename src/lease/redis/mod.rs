@@ -9,7 +9,8 @@
 //!
 //! 1. A token is `epoch * 1_000_000_000 + n`. An epoch belongs to one replication id of one server.
 //!    The replication id is the `master_replid`, which scripts read with INFO. It changes at each
-//!    restart and at each promotion of a replica.
+//!    restart, at each promotion of a replica, when the first replica connects, and when the server
+//!    frees its replication backlog.
 //! 2. The script grants nothing if the counter is missing (FLUSHALL, eviction) or belongs to
 //!    another replication id (a restart, a failover, an old snapshot). It also grants nothing if
 //!    the counter is lower than the highest value that the issuer has seen. Instead, the script
