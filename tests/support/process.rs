@@ -189,8 +189,9 @@ impl DerefMut for Inventory {
     }
 }
 
-/// Freezes a service whose requests wait for `sku-1`, and releases the lease. The request behind
-/// them, at another service, must be granted the lease within `limit`.
+/// Freezes a service whose requests wait for `sku-1` in turn with those of another service, and
+/// releases the lease. All requests of the other service must be granted the lease within `limit`,
+/// if each releases it immediately.
 pub async fn frozen_process_delays_the_next_waiter(
     frozen: &Inventory,
     other: &Inventory,
@@ -213,25 +214,28 @@ pub async fn frozen_process_delays_the_next_waiter(
         })
         .await;
     };
-    let first = acquire(other, json!({})).await.json();
-    let mut doomed = vec![];
-    for n in 1..=DOOMED {
+    let mut last = acquire(other, json!({})).await.json();
+    let (mut doomed, mut served) = (vec![], vec![]);
+    for n in 0..DOOMED {
         doomed.push(tokio::spawn(acquire(frozen, json!({ "wait_ms": 60_000 }))));
-        line(n).await;
+        line(2 * n + 1).await;
+        served.push(tokio::spawn(acquire(other, json!({ "wait_ms": 60_000 }))));
+        line(2 * n + 2).await;
     }
-    let next = tokio::spawn(acquire(other, json!({ "wait_ms": 60_000 })));
-    line(DOOMED + 1).await;
     frozen.signal("-STOP");
-    release(&first).await;
-    let next = timeout(limit, next).await;
-    let next = next
-        .expect("the waiter waits for the frozen process")
-        .unwrap();
-    assert_eq!(next.status, 201);
+    let served = async {
+        for next in served {
+            release(&last).await;
+            let next = next.await.unwrap();
+            assert_eq!(next.status, 201);
+            last = next.json();
+        }
+    };
+    let served = timeout(limit, served).await;
+    served.expect("the waiters wait for the frozen process");
     // When the process resumes, its waiters have lost their turn, and join the queue again.
     frozen.signal("-CONT");
     line(DOOMED).await;
-    let mut last = next.json();
     release(&last).await;
     while !doomed.is_empty() {
         let (woken, _, rest) = select_all(doomed).await;

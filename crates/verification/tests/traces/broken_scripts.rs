@@ -55,10 +55,10 @@ async fn walks_of_the_queue_detect_broken_scripts() {
             text: "'ZPOPMIN', QUEUE)",
             by: "'ZPOPMAX', QUEUE)",
         },
-        // The next offer may go to the issuer that did not confirm the last one.
+        // The waiters of an issuer that did not confirm the last offer stay in the queue.
         Change {
-            text: "channel ~= lapsed and redis.call(PUBLISH",
-            by: "redis.call(PUBLISH",
+            text: "if channel == lapsed then",
+            by: "if false then",
         },
         // An issuer that did not confirm an offer is not notified.
         Change {

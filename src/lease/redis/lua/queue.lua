@@ -92,14 +92,20 @@ end
 --
 -- The lease lasts CONFIRM_MS, unless the waiter confirms it with another request. If the previous
 -- lease from the queue expired without a confirmation, the issuer of its waiter is subscribed but
--- does not respond. This function then removes that issuer's waiters from the front of the queue,
--- and notifies the issuer, which makes them retry. `was_held` is true if the previous lease was
+-- does not respond. This function then removes all waiters of that issuer from the queue, and
+-- notifies the issuer, which makes them retry. `was_held` is true if the previous lease was
 -- released or broken before it expired.
 local function hand_over(now, was_held)
   local lapsed = not was_held and redis.call('HGET', WAITERS, UNCONFIRMED)
   if lapsed then
     redis.call('HDEL', WAITERS, UNCONFIRMED)
     redis.call(PUBLISH, lapsed, '* ' .. LEASE)
+    for _, id in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
+      local _, channel = waiter(id)
+      if channel == lapsed then
+        leave(id)
+      end
+    end
   end
   while true do
     local id = redis.call('ZPOPMIN', QUEUE)[1]
@@ -107,7 +113,7 @@ local function hand_over(now, was_held)
       return false
     end
     local ticket, channel, owner = waiter(id)
-    local hears = channel and channel ~= lapsed and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0
+    local hears = channel and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0
     if hears then
       -- Set this field before the waiter leaves, because an empty hash would lose its time to live.
       redis.call('HSET', WAITERS, UNCONFIRMED, channel)

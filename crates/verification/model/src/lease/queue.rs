@@ -137,17 +137,17 @@ impl Queue {
     }
 
     fn offer(&self, state: &mut State) {
-        let lapsed = state.unconfirmed.take();
-        if let Some(issuer) = lapsed.filter(|issuer| state.is_alive[*issuer]) {
-            for waiter in 0..WAITERS {
+        if let Some(issuer) = state.unconfirmed.take() {
+            for waiter in (0..WAITERS).filter(|waiter| issuer_of(*waiter) == issuer) {
                 let sleeps = state.waiters[waiter] == Waiter::Sleeps;
-                state.messages[waiter] |= sleeps && issuer_of(waiter) == issuer;
+                state.messages[waiter] |= sleeps && state.is_alive[issuer];
             }
+            state.queue.retain(|waiter| issuer_of(*waiter) != issuer);
         }
         while !state.queue.is_empty() {
             let first = state.queue.remove(0);
             let issuer = issuer_of(first);
-            if state.is_alive[issuer] && lapsed != Some(issuer) {
+            if state.is_alive[issuer] {
                 state.unconfirmed = Some(issuer);
                 state.lease = Lease::OfferedTo(first);
                 state.messages[first] = self.follows(Rule::IsWoken);
