@@ -643,12 +643,21 @@ BEGIN
         ttl = interval '0'
     WHERE l.resource = lease_end.resource AND l.lease = lease_end.lease AND l.expires_at > clock_timestamp()
         AND (lease_end.ticket IS NULL OR l.ticket = lease_end.ticket);
-    RETURN CASE WHEN FOUND THEN tower_fence.lease_call(lease_end.resource) IS NOT NULL ELSE false END;
+    IF FOUND THEN
+        RETURN tower_fence.lease_call(lease_end.resource) IS NOT NULL;
+    END IF;
+    IF lease_end.ticket IS NULL THEN
+        PERFORM pg_notify('tower_fence_' || to_hex(w.listener), concat('-', w.ticket, ' 0'))
+        FROM tower_fence.waiters AS w WHERE w.resource = lease_end.resource AND w.lease = lease_end.lease;
+    END IF;
+    RETURN false;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
     'Releases the lease that is held under this digest, without a lock delay. Issuers call this function. With a '
-    'ticket, releases the lease only if it was granted to that request alone. Returns false if there is no such lease.';
+    'ticket, releases the lease only if it was granted to that request alone. Returns false if there is no such lease. '
+    'If a request waits under this digest instead, notifies its listener, with a `-` before the ticket. If the client '
+    'of the request has left, the issuer abandons the request.';
 
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

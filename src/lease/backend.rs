@@ -216,7 +216,9 @@ pub struct Renewal {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum End {
-    /// The lease that is held under this id.
+    /// The lease that is held under this id. If a request of another process waits under this id
+    /// instead, the store notifies that process, which calls [`Turns::call_off`]. The reply is
+    /// [`Lost`](Reply::Lost).
     Release(LeaseDigest),
     /// The traces of one request: its position in the queue, and its lease, unless the store also
     /// granted that lease to another request under the same id.

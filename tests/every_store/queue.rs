@@ -3,11 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::Mutex, time::timeout};
-use tower_fence::lease::{Acquire, Leases, Renew};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+use tower_fence::lease::{Acquire, LeaseId, Leases, Renew};
 
 use crate::support::{
-    lease::{LONG, grant, granted, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, is_lost, sku, wait, waiters},
     soon,
     store::TestStore,
 };
@@ -15,6 +18,7 @@ use crate::support::{
 on_every_store_with_a_queue!(
     many_waiters_are_served_in_order_despite_cancellations,
     new_first_waiter_notices_a_shortened_lease,
+    release_at_another_issuer_ends_a_kept_position,
 );
 
 async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() {
@@ -70,4 +74,21 @@ async fn new_first_waiter_notices_a_shortened_lease<S: TestStore>() {
         .unwrap();
     leaves.abort();
     granted(stays).await;
+}
+
+/// A client gives up, and its release reaches another issuer, for example behind a load balancer.
+async fn release_at_another_issuer_ends_a_kept_position<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone()).wait(S::SHORT);
+    is_held(one.acquire(&sku(), request).await);
+    let given_up_at = Instant::now();
+    let behind = wait(&two, LONG).await;
+    is_lost(two.release(&sku(), &id).await);
+    one.release(&sku(), &first.id).await.unwrap();
+    granted(behind).await;
+    // Without the release, the lease would be kept for the first client until three seconds have
+    // passed.
+    assert!(given_up_at.elapsed() < Duration::from_millis(2_500));
 }

@@ -57,14 +57,25 @@ impl Etcd {
                 }
             }
         }
+        let reads = Reads {
+            position: Some(&id),
+            first: false,
+        };
         for _ in 0..ATTEMPTS {
-            let view = self.view(resource, Reads::default()).await?;
-            let Some(lease) = view.lease_of(&id) else {
-                return Ok(has_seen_it);
+            let view = self.view(resource, reads).await?;
+            let lease = match view.lease_of(&id) {
+                Some(lease) if self.is_held(lease).await? => lease,
+                _ => {
+                    // The client releases the id of a request that waits. The process of the
+                    // request notices that the position is lost, and abandons the request if the
+                    // client has left.
+                    if let Some(position) = &view.position {
+                        let ticket = position.stored.ticket;
+                        self.leave(resource, &id, position, ticket).await?;
+                    }
+                    return Ok(has_seen_it);
+                }
             };
-            if !self.is_held(lease).await? {
-                return Ok(has_seen_it);
-            }
             match self.revoke(lease.etcd_lease).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.is_not_found() => has_seen_it = true,

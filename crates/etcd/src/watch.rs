@@ -3,7 +3,9 @@
 //!
 //! 1. A process watches the lease and the queue of each resource for which one of its requests
 //!    waits. When it is a waiter's turn, the process notifies the request with the waiter's ticket.
-//!    If the waiter belongs to another process, the notification has no effect.
+//!    If the waiter belongs to another process, the notification has no effect. If a waiter has
+//!    lost its position, for example because its lease id was released through another process, the
+//!    process makes it retry, or abandons the request if its client has left.
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
 //!    it again. If that fails, every waiter of the resource retries, and receives its position, its
 //!    grant, or an error.
@@ -168,7 +170,7 @@ impl Etcd {
         let mut read = || reads.next().unwrap_or_default().kvs;
         let is_blocked = !read().is_empty();
         for lost in queue.read(is_blocked, &read()) {
-            turns.call(lost);
+            turns.call_off(lost);
         }
         if let Some(first) = queue.turn() {
             turns.call(first);
@@ -195,7 +197,7 @@ impl Etcd {
             }
             for event in &result.events {
                 if let Some(lost) = queue.apply(event, lease.as_bytes()) {
-                    turns.call(lost);
+                    turns.call_off(lost);
                 }
             }
             if let Some(first) = queue.turn() {

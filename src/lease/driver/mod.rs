@@ -52,7 +52,7 @@ const MAX_WAITERS: usize = 10_000;
 ///    undone.
 /// 3. If a second request waits under the same lease id, it displaces the first one and takes its
 ///    position. If the client has chosen the lease id, the position is kept for three seconds after
-///    the request was dropped or has timed out.
+///    the request was dropped or has timed out, or until the lease id is released.
 /// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. In each process, only one
 ///    request per partition does so at a time.
 #[derive_where(Clone)]

@@ -193,6 +193,18 @@ impl Turns {
         }
     }
 
+    /// Ends the wait of the request with this ticket if its client has left, and otherwise makes
+    /// the request retry.
+    ///
+    /// A backend calls this method if the lease id of the request was released, perhaps through
+    /// another process, or if the request has lost its position.
+    pub fn call_off(&self, ticket: i64) {
+        if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
+            let is_abandoned = waiter.is_abandoned.load(SeqCst);
+            waiter.signal(if is_abandoned { DISMISSED } else { RETRY });
+        }
+    }
+
     /// Makes the request that waits under this lease id join the store's queue again.
     pub(super) fn rejoin(&self, resource: &Resource, lease: &LeaseDigest) {
         if let Some(queue) = self.queues().by_resource.get(resource)

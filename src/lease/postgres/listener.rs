@@ -136,13 +136,16 @@ impl Listener<'_> {
 }
 
 /// Evaluates a notification of an SQL function, which contains a ticket and the time in
-/// milliseconds for which the resource stays blocked.
+/// milliseconds for which the resource stays blocked. If the lease id of the request was released,
+/// a `-` precedes the ticket.
 fn deliver(turns: &Turns, payload: &str) {
     let Some((ticket, closed_ms)) = payload.split_once(' ') else {
         return;
     };
-    if let (Ok(ticket), Ok(closed_ms)) = (ticket.parse(), closed_ms.parse()) {
+    let released = ticket.strip_prefix('-');
+    if let (Ok(ticket), Ok(closed_ms)) = (released.unwrap_or(ticket).parse(), closed_ms.parse()) {
         match closed_ms {
+            _ if released.is_some() => turns.call_off(ticket),
             0 => turns.call(ticket),
             _ => turns.call_in(ticket, Duration::from_millis(closed_ms)),
         }

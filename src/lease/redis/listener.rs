@@ -10,6 +10,9 @@
 //!    with waiters in the partition. When the TTL has elapsed, each of these processes retries once
 //!    for the resource, and the first retry makes the script grant the lease to the first waiter.
 //!    No waiter polls.
+//! 4. If a client releases a lease id under which a request still waits, the script notifies the
+//!    request's process, which may be another one than that of the script. If the client has
+//!    stopped waiting, that process removes the request from the queue.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -128,9 +131,12 @@ impl RedisBackend {
             return;
         };
         if channel.ends_with(&*self.issuer)
-            && let Ok(ticket) = first.parse()
+            && let Ok(ticket) = first.trim_start_matches('-').parse()
         {
-            return turns.call(ticket);
+            return match first.starts_with('-') {
+                true => turns.call_off(ticket),
+                false => turns.call(ticket),
+            };
         }
         let begin = self.scripts().key_begin();
         let Some(resource) = resource_of_key(&begin, key.as_bytes().to_vec()) else {
