@@ -38,8 +38,8 @@ BEGIN
         THEN
             EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
         END IF;
-        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. A grant by
-        -- another role can be revoked only together with the grant option of that role.
+        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. A grant
+        -- by another role can be revoked only together with the grant option of that role.
         FOR privileges IN
             SELECT DISTINCT CASE
                 WHEN r.grantor <> object.owner THEN format(

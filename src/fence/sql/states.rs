@@ -16,8 +16,8 @@ pub(crate) struct Rows<'a> {
 }
 
 /// Implements the methods of [`Tables`](super::Tables) that read the state of the fence. This is a
-/// macro because sqlx has different types for each database. `idle_ms` is the SQL expression for the
-/// milliseconds since `updated_at`.
+/// macro because sqlx has different types for each database. `idle_ms` is the SQL expression for
+/// the milliseconds since `updated_at`.
 macro_rules! states {
     (idle_ms: $idle_ms:literal) => {
         async fn state(
