@@ -28,7 +28,8 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = concat('the schema ', rtrim('tower_fence.', '.'), ' has tables of the fence, but no migration history'),
-            HINT = 'If a dump without data was restored, drop the schema and migrate again.';
+            HINT = 'If the tables are empty because a dump without data was restored, drop the schema and migrate again. '
+                'Otherwise restore the rows of the table migrations: without its data, the fence admits stale tokens.';
     ELSIF EXISTS (
         SELECT c.relname FROM pg_class AS c
         WHERE c.relnamespace = to_regnamespace(rtrim('tower_fence.', '.'))

@@ -10,26 +10,29 @@ DECLARE
     home_owner CONSTANT name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace AS n WHERE n.oid = home);
     is_first CONSTANT boolean := current_setting('tower_fence.first_migration', true) = 'on';
     object record;
-    grantee text;
     privileges text;
 BEGIN
     FOR object IN
         SELECT concat(CASE p.prokind WHEN 'p' THEN 'PROCEDURE ' ELSE 'FUNCTION ' END, p.oid::regprocedure) AS name,
             p.proowner AS owner, coalesce(p.proacl, acldefault('f', p.proowner)) AS rights,
-            p.pronamespace = home AS is_ours
+            p.pronamespace = home AS is_ours, 'ALL' AS revoked
         FROM pg_proc AS p
         WHERE p.pronamespace = home
             OR p.prosecdef AND p.proname LIKE 'fence\_guard%'
                 AND p.oid IN (SELECT t.tgfoid FROM pg_trigger AS t WHERE t.tgname LIKE 'fence\_guard\_%')
         UNION ALL
-        SELECT concat('TABLE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)), true
+        SELECT concat('TABLE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)), true, 'ALL'
         FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind IN ('r', 'p', 'v')
         UNION ALL
-        SELECT concat('SEQUENCE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('s', c.relowner)), true
+        SELECT concat('SEQUENCE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('s', c.relowner)), true, 'ALL'
         FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind = 'S'
         UNION ALL
-        SELECT concat('DOMAIN ', t.oid::regtype), t.typowner, coalesce(t.typacl, acldefault('T', t.typowner)), true
+        SELECT concat('DOMAIN ', t.oid::regtype), t.typowner, coalesce(t.typacl, acldefault('T', t.typowner)), true, 'ALL'
         FROM pg_type AS t WHERE t.typnamespace = home AND t.typtype = 'd'
+        UNION ALL
+        -- A role that creates functions in the schema could overload those of the fence.
+        SELECT concat('SCHEMA ', n.oid::regnamespace), n.nspowner, n.nspacl, true, 'CREATE'
+        FROM pg_namespace AS n WHERE n.oid = home
     LOOP
         CONTINUE WHEN NOT pg_has_role(object.owner, 'USAGE');
         -- The sequence of an identity column has the owner of its table.
@@ -38,30 +41,25 @@ BEGIN
         THEN
             EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
         END IF;
-        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. A grant
-        -- by another role can be revoked only together with the grant option of that role.
+        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. The owner
+        -- cannot revoke what another role has granted to PUBLIC, except by revoking all grant
+        -- options.
         FOR privileges IN
             SELECT DISTINCT CASE
-                WHEN r.grantor <> object.owner THEN format(
-                    'GRANT OPTION FOR ALL ON %s FROM %I CASCADE', object.name, pg_get_userbyid(r.grantor)
-                )
-                WHEN r.grantee = 0 THEN format('ALL ON %s FROM PUBLIC', object.name)
-                ELSE format('ALL ON %s FROM %I', object.name, pg_get_userbyid(r.grantee))
+                WHEN r.grantee = 0 THEN format('%s ON %s FROM PUBLIC', object.revoked, object.name)
+                ELSE format('%s%s ON %s FROM %I CASCADE', CASE WHEN NOT is_first THEN 'GRANT OPTION FOR ' END,
+                    object.revoked, object.name, pg_get_userbyid(r.grantee))
             END
             FROM aclexplode(object.rights) AS r
-            WHERE r.grantee = 0 OR (is_first AND object.is_ours AND r.grantee <> object.owner)
+            WHERE r.grantor = object.owner AND r.grantee <> object.owner
+                AND object.revoked IN ('ALL', r.privilege_type)
+                AND (r.grantee = 0 OR is_first AND object.is_ours OR r.is_grantable AND EXISTS (
+                    SELECT FROM aclexplode(object.rights) AS p
+                    WHERE p.grantee = 0 AND p.grantor <> object.owner AND p.privilege_type = r.privilege_type
+                ))
         LOOP
             EXECUTE concat('REVOKE ', privileges);
         END LOOP;
-    END LOOP;
-    -- A role that creates functions in the schema could overload those of the fence.
-    FOR grantee IN
-        SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
-        FROM pg_namespace AS n, aclexplode(n.nspacl) AS r
-        WHERE n.oid = home AND r.privilege_type = 'CREATE' AND r.grantee <> n.nspowner AND (is_first OR r.grantee = 0)
-            AND pg_has_role(n.nspowner, 'USAGE')
-    LOOP
-        EXECUTE format('REVOKE CREATE ON SCHEMA %s FROM %s', home::regnamespace, grantee);
     END LOOP;
 END
 $fence$;

@@ -217,7 +217,8 @@ pub struct Renewal {
 #[non_exhaustive]
 pub enum End {
     /// The lease that is held under this id. If a request of another process waits under this id
-    /// instead, the store notifies that process, which calls [`Turns::call_off`]. The reply is
+    /// instead, the store notifies that process, or removes the position of the request, which the
+    /// process detects. The process then calls [`Turns::call_off`]. The reply is
     /// [`Lost`](Reply::Lost).
     Release(LeaseDigest),
     /// The traces of one request: its position in the queue, and its lease, unless the store also

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::Mutex,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tower_fence::lease::{Acquire, LeaseId, Leases, Renew};
 
@@ -19,6 +19,7 @@ on_every_store_with_a_queue!(
     many_waiters_are_served_in_order_despite_cancellations,
     new_first_waiter_notices_a_shortened_lease,
     release_at_another_issuer_ends_a_kept_position,
+    lease_of_a_kept_position_awaits_its_client,
 );
 
 async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() {
@@ -90,5 +91,26 @@ async fn release_at_another_issuer_ends_a_kept_position<S: TestStore>() {
     granted(behind).await;
     // Without the release, the lease would be kept for the first client until three seconds have
     // passed.
-    assert!(given_up_at.elapsed() < Duration::from_millis(2_500));
+    assert!(given_up_at.elapsed() < Duration::from_millis(2_950));
+}
+
+/// A client's wait times out, and the lease is granted to its kept position.
+async fn lease_of_a_kept_position_awaits_its_client<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let request = Acquire::new(LONG).lease_id(LeaseId::random());
+    is_held(one.acquire(&sku(), request.clone().wait(S::SHORT)).await);
+    let behind = wait(&two, LONG).await;
+    one.release(&sku(), &first.id).await.unwrap();
+    soon("the lease is granted to the kept position", async || {
+        let held = one.inspect(&sku()).await.unwrap();
+        held.is_some_and(|held| held.token > first.token)
+    })
+    .await;
+    // The notification that the position has left the queue may arrive after the grant.
+    sleep(Duration::from_millis(200)).await;
+    let lease = one.acquire(&sku(), request).await.unwrap();
+    assert!(!behind.is_finished());
+    one.release(&sku(), &lease.id).await.unwrap();
+    granted(behind).await;
 }

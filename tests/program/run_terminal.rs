@@ -1,5 +1,9 @@
 //! `tower-fence run` with a terminal.
 
+use std::time::Duration;
+
+use tokio::time::sleep;
+
 use super::{
     command::{Notes, end, lives, serving, start_under, state},
     program::Served,
@@ -160,11 +164,15 @@ async fn command_that_the_terminal_has_stopped_is_reported_once() {
     })
     .await;
     // The command continues, and is stopped again.
-    send_signal(command.parse().unwrap(), "-CONT");
-    eventually("the command is stopped", async || {
-        state(&command) == Some('T')
-    })
-    .await;
+    for _ in 0..2 {
+        send_signal(command.parse().unwrap(), "-CONT");
+        eventually("the command is stopped", async || {
+            state(&command) == Some('T')
+        })
+        .await;
+        // The program looks at the command at least every 200 ms.
+        sleep(Duration::from_millis(400)).await;
+    }
     let keeper = notes.text("keeper").trim().parse().unwrap();
     send_signal(keeper, "-TERM");
     end(running).await.is(143);

@@ -87,8 +87,8 @@ pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     Ok(events)
 }
 
-/// Parses a filter. Refuses directives that match no target, because a filter with only such
-/// directives would disable the whole log. `EnvFilter` treats each unknown word as a target.
+/// Parses a filter. Refuses a word that is not a level, because `EnvFilter` treats it as a target: a
+/// filter with only a misspelled level would disable the whole log.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, Failure> {
     let invalid = |why: &dyn Display| Failure::configuration(format!("invalid log filter: {why}"));
     let directives: Vec<_> = filter

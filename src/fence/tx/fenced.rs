@@ -25,7 +25,9 @@ use crate::fence::{
 /// mutable use of the connection through this value then panics, and [`commit`](Self::commit)
 /// returns [`CommitError::Unfinished`]. This value cannot check a reference to the connection that
 /// the caller took earlier. Therefore, do not hold such a reference across a call to `begin()`. On
-/// SQLite, a statement that follows immediately may still be executed, and commits by itself.
+/// SQLite, a statement that follows immediately may still be executed, and commits by itself. This
+/// also applies to every statement after an error with which SQLite ends the transaction (see
+/// *Ignored errors on SQLite* in the [guide](crate::guide::guarantees)).
 ///
 /// How the transaction ends depends on its origin:
 ///

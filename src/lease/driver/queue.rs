@@ -79,6 +79,7 @@ const RETRY: u8 = 1;
 const DISPLACED: u8 = 2;
 const DISMISSED: u8 = 4;
 const REJOIN: u8 = 8;
+const CALLED_OFF: u8 = 16;
 
 impl Waiter {
     fn signal(&self, signal: u8) {
@@ -194,14 +195,14 @@ impl Turns {
     }
 
     /// Ends the wait of the request with this ticket if its client has left, and otherwise makes
-    /// the request retry.
+    /// the request retry. If the request has already been granted the lease, it keeps the lease.
     ///
     /// A backend calls this method if the lease id of the request was released, perhaps through
-    /// another process, or if the request has lost its position.
+    /// another process, or if the request is no longer in the queue.
     pub fn call_off(&self, ticket: i64) {
         if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
             let is_abandoned = waiter.is_abandoned.load(SeqCst);
-            waiter.signal(if is_abandoned { DISMISSED } else { RETRY });
+            waiter.signal(if is_abandoned { CALLED_OFF } else { RETRY });
         }
     }
 
@@ -326,7 +327,7 @@ impl Position {
             if signals & DISPLACED != 0 {
                 return Turn::Displaced;
             }
-            if signals & DISMISSED != 0 {
+            if signals & (DISMISSED | CALLED_OFF) != 0 {
                 return Turn::Dismissed;
             }
             if signals & REJOIN != 0 {

@@ -429,21 +429,31 @@ async fn settings_of_plpgsql_do_not_make_migrate_fail() {
 async fn privileges_that_another_role_has_granted_to_public_are_revoked() {
     let db = Postgres::fresh(1).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    let bypass = "FUNCTION tower_fence.bypass(text)";
+    let bypass = "EXECUTE ON FUNCTION tower_fence.bypass(text)";
+    let create = "CREATE ON SCHEMA tower_fence";
     db.execute(&format!(
-        "CREATE ROLE {role}; GRANT USAGE ON SCHEMA tower_fence TO {role}; \
-         GRANT EXECUTE ON {bypass} TO {role} WITH GRANT OPTION; \
-         SET ROLE {role}; GRANT EXECUTE ON {bypass} TO PUBLIC; RESET ROLE"
+        "CREATE ROLE {role}; CREATE ROLE {role}_2; GRANT USAGE ON SCHEMA tower_fence TO {role}, {role}_2; \
+         GRANT {bypass} TO {role} WITH GRANT OPTION; GRANT {create} TO {role} WITH GRANT OPTION; \
+         SET ROLE {role}; GRANT {create} TO PUBLIC; GRANT {bypass} TO {role}_2 WITH GRANT OPTION; \
+         SET ROLE {role}_2; GRANT {bypass} TO PUBLIC; RESET ROLE"
     ))
     .await;
+    let granted = async |to: &str| {
+        db.number(&format!(
+            "SELECT count(*) FROM aclexplode((SELECT proacl FROM pg_proc WHERE oid = 'tower_fence.bypass'::regproc) \
+             || (SELECT nspacl FROM pg_namespace WHERE nspname = 'tower_fence')) AS r \
+             WHERE r.privilege_type IN ('EXECUTE', 'CREATE') AND r.grantee = {to}"
+        ))
+        .await
+    };
+    assert_eq!(granted("0").await, 2);
     db.fence().migrate().await.unwrap();
-    let holders = "SELECT count(*) FROM pg_proc AS p, aclexplode(p.proacl) AS r \
-         WHERE p.oid = 'tower_fence.bypass'::regproc AND ";
-    assert_eq!(db.number(&format!("{holders} r.grantee = 0")).await, 0);
-    let kept = format!("{holders} r.grantee = '{role}'::regrole");
-    assert_eq!(db.number(&kept).await, 1);
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
+    assert_eq!(granted("0").await, 0);
+    assert_eq!(granted(&format!("'{role}'::regrole")).await, 2);
+    db.execute(&format!(
+        "DROP OWNED BY {role}, {role}_2; DROP ROLE {role}, {role}_2"
+    ))
+    .await;
 }
 
 /// Without the timeline, failovers cannot be detected. The operator must accept this explicitly.

@@ -1,4 +1,4 @@
-//! A limit for lines of the log that clients cause, because a client must not flood the log.
+//! A limit for log lines that clients cause, so that a client cannot flood the log.
 
 use std::{
     mem,

@@ -116,8 +116,9 @@ impl Transactions for Postgres {
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// Statements that end a transaction that was left open on the connection. Otherwise, the server
-/// would only warn, and the fenced transaction would run inside the other one, with its `now()` and
-/// its settings. `BEGIN` prevents the warning of a `ROLLBACK` outside of any transaction.
+/// would only warn, and the fenced transaction would run inside the other one, with the `now()` and
+/// the settings of the other one. `BEGIN` prevents the warning of a `ROLLBACK` outside of any
+/// transaction.
 const LEAVE: &str = "BEGIN; ROLLBACK";
 
 /// First statements of a transaction.

@@ -61,8 +61,8 @@ impl Transactions for Sqlite {
     }
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // No transaction is open, because sqlx's worker rolls back a BEGIN whose future was
-        // dropped.
+        // On SQLite, each statement of the fence runs in a transaction, and `begin` ends a
+        // transaction that was left open.
         conn.ping().await
     }
 
