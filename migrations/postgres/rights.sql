@@ -8,7 +8,7 @@ DO $fence$
 DECLARE
     home CONSTANT oid := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass);
     home_owner CONSTANT name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace AS n WHERE n.oid = home);
-    is_first CONSTANT boolean := current_setting('tower_fence.first_migration', true) = 'on';
+    is_first CONSTANT boolean := current_setting('tower_fence.first_migration', true) IS NOT DISTINCT FROM 'on';
     object record;
     privileges text;
 BEGIN

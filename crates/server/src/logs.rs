@@ -87,8 +87,8 @@ pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     Ok(events)
 }
 
-/// Parses a filter. Refuses a word that is not a level, because `EnvFilter` treats it as a target: a
-/// filter with only a misspelled level would disable the whole log.
+/// Parses a filter. Refuses a word that is not a level, because `EnvFilter` treats it as a target.
+/// A filter with only a misspelled level would disable the whole log.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, Failure> {
     let invalid = |why: &dyn Display| Failure::configuration(format!("invalid log filter: {why}"));
     let directives: Vec<_> = filter
