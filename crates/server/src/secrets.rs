@@ -138,6 +138,12 @@ pub fn is_ambiguous(url: &str) -> bool {
     after.contains('@')
 }
 
+/// Returns whether a URL has a scheme, in capitals or not.
+pub fn has_scheme(url: &str, scheme: &str) -> bool {
+    let (given, _) = url.split_once("://").unwrap_or_default();
+    given.eq_ignore_ascii_case(scheme)
+}
+
 /// Returns whether a URL contains a password, or a part that may be one.
 pub fn has_password(url: &str) -> bool {
     if is_ambiguous(url) {

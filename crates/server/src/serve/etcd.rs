@@ -9,10 +9,10 @@ use tower_fence::Fence;
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 use zeroize::Zeroizing;
 
-use super::{certificates::Certificates, store::has_scheme};
+use super::certificates::Certificates;
 use crate::{
     failure::{Failure, chain},
-    secrets::{Secret, has_password, or_default, words},
+    secrets::{Secret, has_password, has_scheme, or_default, words},
 };
 
 const DEFAULT_PREFIX: &str = "tower-fence";

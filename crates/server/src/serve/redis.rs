@@ -15,10 +15,10 @@ use tower_fence::{
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
-use super::{certificates::Certificates, store::has_scheme};
+use super::certificates::Certificates;
 use crate::{
     failure::{Failure, chain},
-    secrets::{ESCAPES, Secret, is_ambiguous, or_default, words},
+    secrets::{ESCAPES, Secret, has_scheme, is_ambiguous, or_default, words},
 };
 
 /// The kind of servers that the Redis URLs name.

@@ -96,12 +96,6 @@ pub fn mount(
     Ok(settings.mount_outside(leases, health, place))
 }
 
-/// Returns whether a URL has a scheme, in capitals or not.
-pub fn has_scheme(url: &str, scheme: &str) -> bool {
-    let (given, _) = url.split_once("://").unwrap_or_default();
-    given.eq_ignore_ascii_case(scheme)
-}
-
 struct Settings<'a> {
     leases: &'a LeaseArgs,
     fence: Fence<Postgres>,
