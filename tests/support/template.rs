@@ -78,8 +78,8 @@ async fn extend(server: &str, name: &str, statements: &[String]) {
     conn.close().await.unwrap();
 }
 
-/// Creates the template if it is missing. Returns its name, which contains a hash of the migrations,
-/// and the options for a copy of it.
+/// Creates the template if it is missing. Returns its name, which contains a hash of the
+/// migrations, and the options for a copy of it.
 async fn make(server: &str) -> String {
     let name = format!("tower_fence_template_{:016x}", migrations());
     let mut conn = PgConnection::connect(server).await.unwrap();

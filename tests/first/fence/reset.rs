@@ -144,7 +144,8 @@ async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatab
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(11));
 }
 
-/// The resource has no row, and its floor is above the new token. Another transaction inserts the row.
+/// The resource has no row, and its floor is above the new token. Another transaction inserts the
+/// row.
 #[tokio::test]
 async fn reset_does_not_undo_a_concurrent_announcement() {
     let db = Postgres::fresh(4).await;

@@ -109,9 +109,9 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
     write(&fence, held.token.get()).await.unwrap();
 }
 
-/// Acquires and releases continuously while rows are removed, until `remove` returns `true`. Returns
-/// whether each token was above those granted before it. A load that is not `strict` also ends when
-/// a token is not above them.
+/// Acquires and releases continuously while rows are removed, until `remove` returns `true`.
+/// Returns whether each token was above those granted before it. A load that is not `strict` also
+/// ends when a token is not above them.
 async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn() -> bool) -> bool {
     let leases = PostgresLeases::new(db.fence());
     let (ended, rises) = (AtomicBool::new(false), AtomicBool::new(true));

@@ -1,5 +1,5 @@
-//! Tokens after a loss of data in etcd, under load, as in `redis::data_loss`. The same load also runs
-//! with the revisions of etcd as tokens, which a naive user might choose.
+//! Tokens after a loss of data in etcd, under load, as in `redis::data_loss`. The same load also
+//! runs with the revisions of etcd as tokens, which a naive user might choose.
 
 use sqlx::Sqlite;
 use tower_fence::{

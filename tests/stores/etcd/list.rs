@@ -52,8 +52,8 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
     }
 }
 
-/// etcd deletes the keys of an expired lease some time later. In this test, a proxy reports that the
-/// lease has expired.
+/// etcd deletes the keys of an expired lease some time later. In this test, a proxy reports that
+/// the lease has expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_lease_with_a_key_is_not_held() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

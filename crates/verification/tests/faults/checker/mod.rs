@@ -82,8 +82,8 @@ pub struct Verdict {
     pub undone: usize,
     /// Refused writes and reads that only a known newer operation explains.
     pub founded: usize,
-    /// Refused writes and reads that only a request for a lease without a known grant, or a failover,
-    /// explains.
+    /// Refused writes and reads that only a request for a lease without a known grant, or a
+    /// failover, explains.
     pub excused: usize,
     pub reads: usize,
     pub grants: usize,
