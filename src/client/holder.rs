@@ -1,18 +1,16 @@
-//! [`Holder`]: acquires leases, with retries.
+//! [`Holder`]: acquires leases.
 
-use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use derive_where::derive_where;
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use http::HeaderName;
-use tokio::time::{Instant, interval, sleep_until, timeout};
+use tokio::time::{Instant, interval, timeout};
 
-use super::{
-    guard::LeaseGuard, held_lease::Bounds, http_error::HttpError, loss::Loss, renewal::pauses,
-};
+use super::{guard::LeaseGuard, held_lease::Bounds, loss::Loss};
 use crate::{
     header::FENCING_TOKEN,
-    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, Renew, time::after},
+    lease::{Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, time::after},
     token::{InvalidResource, Resource},
 };
 
@@ -24,29 +22,14 @@ const RELEASE_WAIT: Duration = Duration::from_secs(2);
 /// A holder is cheap to clone.
 #[derive_where(Clone)]
 pub struct Holder<L> {
-    leases: Arc<L>,
-    ttl: Duration,
-    wait: Duration,
-    lock_delay: Duration,
+    pub(super) leases: Arc<L>,
+    pub(super) ttl: Duration,
+    pub(super) wait: Duration,
+    pub(super) lock_delay: Duration,
     bounds: Bounds,
-    owner: Option<Owner>,
+    pub(super) owner: Option<Owner>,
     header: HeaderName,
 }
-
-/// Longest wait of one request. The holder splits a longer [`Holder::wait`] into several requests
-/// under one lease id.
-const LONGEST_STEP: Duration = Duration::from_secs(30);
-
-/// Duration above which the holder halves a wait that the issuer has refused. If the issuer also
-/// refuses a shorter wait, the holder polls.
-const SHORTEST_STEP: Duration = Duration::from_millis(500);
-
-/// First pause between attempts after a transient failure of the store or the network. The pauses
-/// grow up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-
-/// Longest pause between attempts after a transient failure.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl<L: Leases> Holder<L> {
     /// Creates a holder that does not wait, with a TTL of 30 s.
@@ -279,7 +262,7 @@ impl<L: Leases> Holder<L> {
         let mut next = pin!(next);
         let losses = acquired.iter().map(|(_, lease)| lease.lost());
         let mut losses: FuturesUnordered<_> = losses.collect();
-        let timeout = self.bounds.progress_timeout.unwrap_or(LONGEST_STEP);
+        let timeout = self.bounds.progress_timeout.unwrap_or(self.ttl);
         let mut beat = interval((timeout / 3).max(Duration::from_millis(1)));
         let progress = || acquired.iter().for_each(|(_, lease)| lease.progress());
         loop {
@@ -392,116 +375,6 @@ impl<L: Leases> Holder<L> {
         let bounds = self.bounds;
         LeaseGuard::new(leases, lease, asked_at, self.ttl, header, bounds, release)
     }
-
-    /// Retries until the store grants a lease with most of its time left, or the wait is over. Sets
-    /// `is_sent` unless the store is known to have received no request.
-    async fn ask(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-        is_sent: &mut bool,
-    ) -> Result<(Lease, Instant), LeaseError> {
-        let deadline = after(self.wait);
-        let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
-        let mut longest_step = LONGEST_STEP;
-        loop {
-            let asked_at = Instant::now();
-            let step = deadline
-                .saturating_duration_since(asked_at)
-                .min(longest_step);
-            let mut request = Acquire::new(self.ttl)
-                .lease_id(id.clone())
-                .lock_delay(self.lock_delay)
-                .wait(step);
-            if let Some(owner) = &self.owner {
-                request = request.owner(owner.clone());
-            }
-            let error = match self.leases.acquire(resource, request).await {
-                Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
-                // The response was slow, so the remaining time of the lease is uncertain. A renewal
-                // restarts the TTL.
-                Ok(_) => {
-                    *is_sent = true;
-                    match self.renew(resource, id).await {
-                        Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
-                            return Ok((lease, asked_at));
-                        }
-                        Ok(_) => LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut)),
-                        Err(error) => error,
-                    }
-                }
-                Err(error) => {
-                    *is_sent |= !is_unsent(&error);
-                    error
-                }
-            };
-            match &error {
-                // The issuer has a lower limit for a single wait.
-                LeaseError::Invalid { field, .. } if field == "wait_ms" && !step.is_zero() => {
-                    longest_step = match step > SHORTEST_STEP {
-                        true => step / 2,
-                        false => Duration::ZERO,
-                    };
-                    continue;
-                }
-                // The request has waited in the queue for its whole step, so the next request
-                // follows without a pause.
-                LeaseError::Held { .. }
-                    if !step.is_zero()
-                        && asked_at.elapsed() >= step
-                        && Instant::now() < deadline =>
-                {
-                    continue;
-                }
-                _ => {}
-            }
-            let may_pass = match &error {
-                LeaseError::Unavailable(cause) => {
-                    !matches!(cause.downcast_ref(), Some(HttpError::OtherResource { .. }))
-                }
-                error => matches!(
-                    error,
-                    LeaseError::Lost { .. }
-                        | LeaseError::Held { .. }
-                        | LeaseError::TooManyWaiters { .. }
-                ),
-            };
-            if !may_pass || Instant::now() >= deadline {
-                return Err(match error {
-                    // The caller has not received the lease yet, so "lost" would be misleading.
-                    lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
-                    other => other,
-                });
-            }
-            let pause = pauses.next().unwrap_or(LONGEST_PAUSE);
-            sleep_until(deadline.min(Instant::now() + pause)).await;
-        }
-    }
-
-    async fn renew(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-    ) -> Result<(Lease, Instant), LeaseError> {
-        let asked_at = Instant::now();
-        let lease = self
-            .leases
-            .renew(resource, id, Renew::new(self.ttl))
-            .await?;
-        Ok((lease, asked_at))
-    }
-}
-
-/// Returns whether the store is known not to have received the request, because no connection was
-/// opened.
-fn is_unsent(error: &LeaseError) -> bool {
-    let LeaseError::Unavailable(cause) = error else {
-        return false;
-    };
-    match cause.downcast_ref() {
-        Some(HttpError::Request { source, .. }) => source.is_connect(),
-        _ => false,
-    }
 }
 
 /// Error returned when a lease could not be acquired.
@@ -538,34 +411,5 @@ impl<L> fmt::Debug for Holder<L> {
             .field("wait", &self.wait)
             .field("owner", &self.owner)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::client::HttpLeases;
-
-    #[tokio::test]
-    async fn request_without_a_connection_is_unsent() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let resource = Resource::new("sku-1").unwrap();
-        let leases = HttpLeases::new(&url).unwrap();
-        let acquire = async || {
-            let request = Acquire::new(Duration::from_secs(9));
-            leases.acquire(&resource, request).await.unwrap_err()
-        };
-        // The server closes the first connection after the request.
-        let server = tokio::spawn(async move {
-            let (mut connection, _) = listener.accept().await.unwrap();
-            tokio::io::AsyncReadExt::read(&mut connection, &mut [0; 9])
-                .await
-                .unwrap();
-        });
-        assert!(!is_unsent(&acquire().await));
-        server.await.unwrap();
-        let error = acquire().await;
-        assert!(is_unsent(&error), "{error:?}");
     }
 }

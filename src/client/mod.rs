@@ -52,6 +52,7 @@
 //! - Renewals run on the Tokio runtime. If blocking work occupies all threads of the runtime for
 //!   longer than the TTL, the lease is lost.
 
+mod attempts;
 mod guard;
 mod held_lease;
 mod holder;

@@ -1,0 +1,167 @@
+//! Attempts of a [`Holder`] to acquire a lease.
+
+use std::{io, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::{holder::Holder, http_error::HttpError, renewal::pauses};
+use crate::{
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Renew, time::after},
+    token::Resource,
+};
+
+/// Longest wait of one request. The holder splits a longer [`Holder::wait`] into several requests
+/// under one lease id.
+const LONGEST_STEP: Duration = Duration::from_secs(30);
+
+/// Duration above which the holder halves a wait that the issuer has refused. If the issuer also
+/// refuses a shorter wait, the holder polls.
+const SHORTEST_STEP: Duration = Duration::from_millis(500);
+
+/// First pause between attempts after a transient failure of the store or the network. The pauses
+/// grow up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Longest pause between attempts after a transient failure.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+impl<L: Leases> Holder<L> {
+    /// Retries until the store grants a lease with most of its time left, or the wait is over. Sets
+    /// `is_sent` unless the store is known to have received no request.
+    pub(super) async fn ask(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        is_sent: &mut bool,
+    ) -> Result<(Lease, Instant), LeaseError> {
+        let deadline = after(self.wait);
+        let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut longest_step = LONGEST_STEP;
+        loop {
+            let asked_at = Instant::now();
+            let step = deadline
+                .saturating_duration_since(asked_at)
+                .min(longest_step);
+            let mut request = Acquire::new(self.ttl)
+                .lease_id(id.clone())
+                .lock_delay(self.lock_delay)
+                .wait(step);
+            if let Some(owner) = &self.owner {
+                request = request.owner(owner.clone());
+            }
+            let error = match self.leases.acquire(resource, request).await {
+                Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
+                // The response was slow, so the remaining time of the lease is uncertain. A renewal
+                // restarts the TTL.
+                Ok(_) => {
+                    *is_sent = true;
+                    match self.renew(resource, id).await {
+                        Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
+                            return Ok((lease, asked_at));
+                        }
+                        Ok(_) => LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut)),
+                        Err(error) => error,
+                    }
+                }
+                Err(error) => {
+                    *is_sent |= !is_unsent(&error);
+                    error
+                }
+            };
+            match &error {
+                // The issuer has a lower limit for a single wait.
+                LeaseError::Invalid { field, .. } if field == "wait_ms" && !step.is_zero() => {
+                    longest_step = match step > SHORTEST_STEP {
+                        true => step / 2,
+                        false => Duration::ZERO,
+                    };
+                    continue;
+                }
+                // The request has waited in the queue for its whole step, so the next request
+                // follows without a pause.
+                LeaseError::Held { .. }
+                    if !step.is_zero()
+                        && asked_at.elapsed() >= step
+                        && Instant::now() < deadline =>
+                {
+                    continue;
+                }
+                _ => {}
+            }
+            let may_pass = match &error {
+                LeaseError::Unavailable(cause) => {
+                    !matches!(cause.downcast_ref(), Some(HttpError::OtherResource { .. }))
+                }
+                error => matches!(
+                    error,
+                    LeaseError::Lost { .. }
+                        | LeaseError::Held { .. }
+                        | LeaseError::TooManyWaiters { .. }
+                ),
+            };
+            if !may_pass || Instant::now() >= deadline {
+                return Err(match error {
+                    // The caller has not received the lease yet, so "lost" would be misleading.
+                    lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
+                    other => other,
+                });
+            }
+            let pause = pauses.next().unwrap_or(LONGEST_PAUSE);
+            sleep_until(deadline.min(Instant::now() + pause)).await;
+        }
+    }
+
+    async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+    ) -> Result<(Lease, Instant), LeaseError> {
+        let asked_at = Instant::now();
+        let lease = self
+            .leases
+            .renew(resource, id, Renew::new(self.ttl))
+            .await?;
+        Ok((lease, asked_at))
+    }
+}
+
+/// Returns whether the store is known not to have received the request, because no connection was
+/// opened.
+fn is_unsent(error: &LeaseError) -> bool {
+    let LeaseError::Unavailable(cause) = error else {
+        return false;
+    };
+    match cause.downcast_ref() {
+        Some(HttpError::Request { source, .. }) => source.is_connect(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::HttpLeases;
+
+    #[tokio::test]
+    async fn request_without_a_connection_is_unsent() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let resource = Resource::new("sku-1").unwrap();
+        let leases = HttpLeases::new(&url).unwrap();
+        let acquire = async || {
+            let request = Acquire::new(Duration::from_secs(9));
+            leases.acquire(&resource, request).await.unwrap_err()
+        };
+        // The server closes the first connection after the request.
+        let server = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            tokio::io::AsyncReadExt::read(&mut connection, &mut [0; 9])
+                .await
+                .unwrap();
+        });
+        assert!(!is_unsent(&acquire().await));
+        server.await.unwrap();
+        let error = acquire().await;
+        assert!(is_unsent(&error), "{error:?}");
+    }
+}
