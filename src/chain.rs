@@ -2,14 +2,18 @@
 
 #[cfg(feature = "postgres")]
 use std::iter;
-use std::{error::Error, fmt};
+use std::{
+    error::Error,
+    fmt::{self, Write as _},
+};
 
 #[cfg(feature = "postgres")]
 use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 
 /// Error, formatted together with all its causes. If the text of an error already ends with the
 /// text of its cause, the cause is omitted. The line number of Postgres' source code, which sqlx
-/// adds to its errors, is removed.
+/// adds to its errors, is removed. Characters that end a line or change its direction are escaped,
+/// because the text may contain a value that a client has sent.
 pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {
@@ -20,18 +24,28 @@ impl fmt::Display for Chain<'_> {
             None => error.to_string(),
         };
         let mut written = text_of(self.0);
-        f.write_str(&written)?;
+        write_escaped(f, &written)?;
         let mut source = self.0.source();
         while let Some(cause) = source {
             let text = text_of(cause);
             if !written.ends_with(&text) {
-                write!(f, ": {text}")?;
+                f.write_str(": ")?;
+                write_escaped(f, &text)?;
             }
             written = text;
             source = cause.source();
         }
         Ok(())
     }
+}
+
+fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    let is_deceptive =
+        |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().try_for_each(|c| match is_deceptive(c) {
+        true => write!(f, "{}", c.escape_default()),
+        false => f.write_char(c),
+    })
 }
 
 /// Returns the text that sqlx appends to the message of a Postgres error, such as ` at line 2939`.
@@ -67,6 +81,13 @@ mod tests {
     fn each_cause_appears_once() {
         let error = Level::Fence(Level::Connect(Level::Refused.into()).into());
         let expected = "the fence is unavailable: connecting failed: connection refused";
+        assert_eq!(Chain(&error).to_string(), expected);
+    }
+
+    #[test]
+    fn text_of_a_client_cannot_imitate_another_line() {
+        let error = std::io::Error::other("invalid integer: \"é\n1\u{2028}2\u{202e}3\"");
+        let expected = r#"invalid integer: "é\n1\u{2028}2\u{202e}3""#;
         assert_eq!(Chain(&error).to_string(), expected);
     }
 }

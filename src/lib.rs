@@ -188,6 +188,7 @@ mod live_tokens;
 pub mod metrics;
 mod pattern;
 pub mod problem;
+mod sampler;
 #[doc = include_str!("server.md")]
 pub mod server {}
 #[doc = include_str!("spec.md")]

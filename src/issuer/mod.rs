@@ -295,7 +295,7 @@ async fn acquire<L: Leases>(
         request.wait = Duration::ZERO;
     }
     let owner = owner.as_ref().map(Owner::as_str);
-    let span = tracing::info_span!("acquire_lease", %resource);
+    let span = tracing::info_span!("acquire_lease", resource = resource.as_str());
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
     // If this future is dropped, the waiting request leaves the queue.
     let lease = tokio::select! {
@@ -311,7 +311,11 @@ async fn acquire<L: Leases>(
     metrics::count("tower_fence_leases_granted_total");
     let waited = (may_wait && took >= WAITED).then_some(took);
     events::granted(&resource, lease.token, owner, waited);
-    tracing::debug!(%resource, token = lease.token.get(), "granted a lease");
+    tracing::debug!(
+        resource = resource.as_str(),
+        token = lease.token.get(),
+        "granted a lease"
+    );
     Ok(response::lease(StatusCode::CREATED, &lease))
 }
 
@@ -327,7 +331,7 @@ async fn renew<L: Leases>(
     let body = RenewBody::read(&body)?;
     let mut request = Renew::new(issuer.check_ttl(body.ttl_ms)?);
     request.new_token = body.new_token.unwrap_or(false);
-    let span = tracing::info_span!("renew_lease", %resource);
+    let span = tracing::info_span!("renew_lease", resource = resource.as_str());
     let renewing = issuer.leases.renew(&resource, &id, request);
     let renewed = renewing.instrument(span).await;
     if let Err(LeaseError::Lost { resource }) = &renewed {
@@ -346,7 +350,7 @@ async fn release<L: Leases>(
 ) -> Result<Response, Rejection> {
     no_members(&headers, body).await?;
     let id = lease_id(&headers)?;
-    let span = tracing::info_span!("release_lease", %resource);
+    let span = tracing::info_span!("release_lease", resource = resource.as_str());
     let releasing = issuer.leases.release(&resource, &id);
     match releasing.instrument(span).await {
         Err(LeaseError::Lost { .. }) => return Err(response::not_held(&resource)),

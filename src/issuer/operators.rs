@@ -69,7 +69,11 @@ pub(super) async fn break_lease<L: LeaseAdmin>(
 ) -> Result<Response, Rejection> {
     let body = BreakBody::read(&body_bytes(&headers, body).await?)?;
     if leases.break_lease(&resource, body.token).await? {
-        tracing::warn!(%resource, token = body.token.map(Token::get), "broke a lease");
+        tracing::warn!(
+            resource = resource.as_str(),
+            token = body.token.map(Token::get),
+            "broke a lease"
+        );
         return Ok(response::released());
     }
     Err(response::not_held(&resource))

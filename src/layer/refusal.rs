@@ -200,17 +200,13 @@ impl Refusal {
             // `Verification` has already logged the forged token, at most once per second for each
             // reason.
         } else if matches!(self, Self::PrincipalRequired) {
-            tracing::error!(
-                problem,
-                "a request with an idempotency key has cookies and no `Authorization`: name its principal with \
-                 `Idempotency::principal`"
-            );
+            report::no_principal(problem);
         } else if self.problem_type() == ProblemType::FenceBusy {
             tracing::warn!(problem, error = %Chain(self), "refused a write");
         } else if self.problem_type().status().is_server_error() {
             tracing::error!(problem, error = %Chain(self), "refused a write");
         } else {
-            tracing::info!(problem, error = %self, "refused a write");
+            report::refused(problem, self);
         }
     }
 }

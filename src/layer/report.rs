@@ -1,17 +1,12 @@
-//! Reports of admissions and refusals to the log, the metrics and the console. Each kind of line
-//! about tokens is logged at most once per second: stale tokens, used tokens, unsigned tokens, and
-//! each reason for a forged token.
+//! Reports of admissions and refusals to the log, the metrics and the console. A client can cause
+//! these lines, so each kind of line is logged at most once per second. The metrics count each
+//! refusal.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
-
-use tokio::time::Instant;
+use std::error::Error;
 
 use crate::{
-    events, fence::Claims, header::FencingToken, metrics, problem::ProblemType, stale::StaleToken,
-    token_keys::Forged,
+    chain::Chain, events, fence::Claims, header::FencingToken, metrics, problem::ProblemType,
+    sampler::Sampler, stale::StaleToken, token::Resource, token_keys::Forged,
 };
 
 /// Reports an admitted request to the metrics (once) and to the console (once for each resource).
@@ -23,17 +18,6 @@ pub(super) fn admitted(claims: &Claims, is_read: bool) {
     }
 }
 
-/// Minimum time between two log lines.
-const BETWEEN_LINES: Duration = Duration::from_secs(1);
-
-/// Limits log lines to one per second, and counts the suppressed events.
-struct Sampler(Mutex<Sampled>);
-
-struct Sampled {
-    last_line: Option<Instant>,
-    suppressed: u64,
-}
-
 // All layers share these samplers, because they write to the same log.
 static STALE: Sampler = Sampler::new();
 static USED: Sampler = Sampler::new();
@@ -42,13 +26,15 @@ static INCOMPLETE: Sampler = Sampler::new();
 static UNKNOWN_KEY: Sampler = Sampler::new();
 static WRONG_MAC: Sampler = Sampler::new();
 static ACCEPTED: Sampler = Sampler::new();
+static NO_PRINCIPAL: Sampler = Sampler::new();
+static REFUSED: Sampler = Sampler::new();
 
-/// Logs the refusal of a stale token, at most once per second. The metrics count each refusal.
+/// Logs the refusal of a stale token.
 pub(super) fn stale(stale: &StaleToken) {
     if let Some(suppressed) = STALE.next() {
         tracing::warn!(
             problem = ProblemType::StaleToken.name(),
-            resource = %stale.resource,
+            resource = stale.resource.as_str(),
             presented_token = stale.presented_token.get(),
             max_token = stale.max_token,
             suppressed,
@@ -57,13 +43,13 @@ pub(super) fn stale(stale: &StaleToken) {
     }
 }
 
-/// Logs the refusal of a used token, at most once per second. Either the holder has written twice
-/// under one token, or a request was repeated.
+/// Logs the refusal of a used token. Either the holder has written twice under one token, or a
+/// request was repeated.
 pub(super) fn used(stale: &StaleToken) {
     if let Some(suppressed) = USED.next() {
         tracing::warn!(
             problem = ProblemType::StaleToken.name(),
-            resource = %stale.resource,
+            resource = stale.resource.as_str(),
             presented_token = stale.presented_token.get(),
             suppressed,
             "refused a token that was used already"
@@ -84,7 +70,7 @@ pub(super) fn forged(token: &FencingToken, why: &Forged) {
     if let Some(suppressed) = sampler.next() {
         tracing::warn!(
             problem = ProblemType::ForgedToken.name(),
-            resource = token.resource.as_ref().map(tracing::field::display),
+            resource = token.resource.as_ref().map(Resource::as_str),
             presented_token = token.token.get(),
             %why,
             suppressed,
@@ -97,7 +83,7 @@ pub(super) fn forged(token: &FencingToken, why: &Forged) {
 pub(super) fn unsigned(token: &FencingToken) {
     if let Some(suppressed) = ACCEPTED.next() {
         tracing::info!(
-            resource = token.resource.as_ref().map(tracing::field::display),
+            resource = token.resource.as_ref().map(Resource::as_str),
             presented_token = token.token.get(),
             suppressed,
             "accepted a token without a signature"
@@ -105,29 +91,22 @@ pub(super) fn unsigned(token: &FencingToken) {
     }
 }
 
-impl Sampler {
-    const fn new() -> Self {
-        Self(Mutex::new(Sampled {
-            last_line: None,
-            suppressed: 0,
-        }))
+/// Logs a write under an idempotency key whose principal is unknown.
+pub(super) fn no_principal(problem: &str) {
+    if let Some(suppressed) = NO_PRINCIPAL.next() {
+        tracing::error!(
+            problem,
+            suppressed,
+            "a request with an idempotency key has cookies and no `Authorization`: name its principal with \
+             `Idempotency::principal`"
+        );
     }
+}
 
-    /// Returns the number of events that were suppressed since the last log line, or `None` if this
-    /// event must be suppressed as well.
-    fn next(&self) -> Option<u64> {
-        // No code panics while it holds the lock.
-        let mut sampled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if sampled
-            .last_line
-            .is_some_and(|last| now.duration_since(last) < BETWEEN_LINES)
-        {
-            sampled.suppressed += 1;
-            return None;
-        }
-        sampled.last_line = Some(now);
-        Some(std::mem::take(&mut sampled.suppressed))
+/// Logs the refusal of a request that is wrong, for example because its token is malformed.
+pub(super) fn refused(problem: &str, refusal: &dyn Error) {
+    if let Some(suppressed) = REFUSED.next() {
+        tracing::info!(problem, error = %Chain(refusal), suppressed, "refused a write");
     }
 }
 
@@ -156,29 +135,4 @@ pub(super) fn captured(run: impl FnOnce()) -> String {
     tracing::subscriber::with_default(subscriber.finish(), run);
     let bytes = log.0.lock().unwrap().clone();
     String::from_utf8(bytes).unwrap()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn repeated_log_lines_are_sampled_and_counted() {
-        let sampler = Sampler::new();
-        let (mut lines, mut suppressed) = (0, 0);
-        for _ in 0..1_000 {
-            if let Some(left_out) = sampler.next() {
-                lines += 1;
-                suppressed += left_out;
-            }
-            tokio::time::advance(Duration::from_millis(3)).await;
-        }
-        assert_eq!(lines, 3);
-        // The next line reports the events that were suppressed since the previous line.
-        tokio::time::advance(BETWEEN_LINES).await;
-        suppressed += sampler.next().unwrap();
-        assert_eq!(lines + suppressed, 1_000);
-        tokio::time::advance(BETWEEN_LINES).await;
-        assert_eq!(sampler.next(), Some(0));
-    }
 }

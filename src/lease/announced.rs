@@ -41,6 +41,7 @@ use crate::{
     events,
     header::FencingToken,
     metrics,
+    sampler::Sampler,
     token::{Resource, Token},
 };
 
@@ -334,11 +335,18 @@ impl<L: Leases, A: Announce> Announced<L, A> {
 
 /// Reports that the resource has received a higher token than that of its lease.
 fn note_superseded(lease: &Lease, next: Token) {
+    static SUPERSEDED: Sampler = Sampler::new();
     let (resource, token) = (&lease.resource, lease.token);
     metrics::count("tower_fence_grants_superseded_total");
     events::superseded(resource, token, next);
+    let Some(suppressed) = SUPERSEDED.next() else {
+        return;
+    };
     tracing::warn!(
-        %resource, token = token.get(), next = next.get(),
+        resource = resource.as_str(),
+        token = token.get(),
+        next = next.get(),
+        suppressed,
         "the resource has received a token newer than the grant's, from another issuer or forged; if it is invalid, \
          reset the resource with `Fence::reset`"
     );

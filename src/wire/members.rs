@@ -1,12 +1,16 @@
 //! Reading of the members of a JSON object one by one, so that a refusal names the invalid member.
 
-use std::{fmt::Display, str::FromStr};
+use std::{
+    fmt::{self, Display},
+    str::FromStr,
+};
 
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value, error::Category};
 
 use crate::token::Token;
 
-/// Error returned for a member that is unknown or whose value is invalid.
+/// Error returned for a member that is unknown, occurs twice, or whose value is invalid.
 #[derive(Debug)]
 pub(crate) struct InvalidMember {
     /// The name of the member, or `body` if the body is not a JSON object.
@@ -19,25 +23,61 @@ pub(crate) struct InvalidMember {
 #[derive(Debug)]
 pub(super) struct Members(Map<String, Value>);
 
+/// Members of a JSON object, and the name of a member that occurs twice.
+struct Object(Map<String, Value>, Option<String>);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AnObject;
+
+        impl<'de> Visitor<'de> for AnObject {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
+                let mut object = Object(Map::new(), None);
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    if object.0.contains_key(&name) {
+                        object.1 = Some(name.clone());
+                    }
+                    object.0.insert(name, value);
+                }
+                Ok(object)
+            }
+        }
+
+        deserializer.deserialize_map(AnObject)
+    }
+}
+
 impl Members {
     /// Parses a body. An empty body counts as an empty object.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, InvalidMember> {
         if bytes.trim_ascii().is_empty() {
             return Ok(Self(Map::new()));
         }
-        let members = serde_json::from_slice::<Map<String, Value>>(bytes);
-        members.map(Self).map_err(|error| {
-            let expected = match error.classify() {
-                Category::Data => "must be a JSON object",
-                _ => "is not valid JSON",
-            };
-            // The text of `error` may quote a secret, so only the position is used.
-            let (line, column) = (error.line(), error.column());
-            InvalidMember {
-                field: "body".into(),
-                why: format!("{expected} (line {line}, column {column})"),
+        match serde_json::from_slice(bytes) {
+            Ok(Object(members, None)) => Ok(Self(members)),
+            Ok(Object(_, Some(twice))) => Err(InvalidMember {
+                field: short(&twice),
+                why: "occurs twice".into(),
+            }),
+            Err(error) => {
+                let expected = match error.classify() {
+                    Category::Data => "must be a JSON object",
+                    _ => "is not valid JSON",
+                };
+                // The text of `error` may quote a secret, so only the position is used.
+                let (line, column) = (error.line(), error.column());
+                Err(InvalidMember {
+                    field: "body".into(),
+                    why: format!("{expected} (line {line}, column {column})"),
+                })
             }
-        })
+        }
     }
 
     fn take<T>(
@@ -103,12 +143,16 @@ impl Members {
         match self.0.into_iter().next() {
             None => Ok(()),
             Some((field, _)) => Err(InvalidMember {
-                // The client chooses the name, so limit the part of it that the response repeats.
-                field: field.chars().filter(|c| !c.is_control()).take(64).collect(),
+                field: short(&field),
                 why: "unknown member".into(),
             }),
         }
     }
+}
+
+/// Returns the part of a member's name that a response may repeat, because the client chooses it.
+fn short(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
 /// Converts a number with a fraction or an exponent, such as `1e3`, if its value is whole. A JSON
@@ -153,6 +197,7 @@ mod tests {
         assert_eq!(field(members.take_text::<LeaseId>("lease_id")), "lease_id");
         assert_eq!(field(members.take_text::<Owner>("owner")), "owner");
         assert_eq!(field(parse(r#"{"ttl":1}"#).unwrap().finish()), "ttl");
+        assert_eq!(field(parse(r#"{"token":1,"token":2}"#)), "token");
     }
 
     #[test]

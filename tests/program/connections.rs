@@ -280,6 +280,23 @@ async fn clients_that_never_read_occupy_no_connection() {
 }
 
 #[tokio::test]
+async fn clients_that_never_send_a_body_occupy_no_connection() {
+    let (_db, server) = serving(&["--max-connections", "2"]).await;
+    let mut slow = vec![];
+    for _ in 0..2 {
+        let mut stream = server.connect().await;
+        let head = "POST /locks/sku-1 HTTP/1.1\r\nHost: localhost\r\n\
+                    Content-Type: application/json\r\nContent-Length: 2\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        slow.push(stream);
+    }
+    // The time to send a body is 10 s.
+    let answer = Answer::to(server.request(Method::GET, "/healthz"));
+    let answer = timeout(Duration::from_secs(7), answer).await;
+    assert_eq!(answer.expect("a slow connection is closed").status, 200);
+}
+
+#[tokio::test]
 async fn a_new_connection_waits_while_each_has_a_request() {
     let (db, server) = serving(&["--max-connections", "1"]).await;
     server.post("/locks/sku-1", &json!({})).await;

@@ -18,7 +18,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     task::{JoinHandle, JoinSet},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -101,6 +101,28 @@ async fn waiters_are_answered_when_the_server_stops() {
         let release = release.header("Lease-Id", holder["lease_id"].as_str().unwrap());
         assert_eq!(Answer::to(release).await.status, 204);
     }
+}
+
+#[tokio::test]
+async fn waiter_whose_body_arrives_late_does_not_delay_the_stop() {
+    let db = Postgres::fresh(4).await;
+    let mut server = Served::start(&db.url, &["--drain", "60s"]).await;
+    server.post("/locks/sku-1", &json!({})).await;
+    let mut stream = server.connect().await;
+    let head = "POST /locks/sku-1 HTTP/1.1\r\nHost: localhost\r\n\
+                Content-Type: application/json\r\nContent-Length: 17\r\nExpect: 100-continue\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut interim = [0; 25];
+    stream.read_exact(&mut interim).await.unwrap();
+    server.signal("-TERM");
+    // A waiter whose body has arrived would be answered by now.
+    sleep(Duration::from_millis(1_500)).await;
+    stream.write_all(br#"{"wait_ms":60000}"#).await.unwrap();
+    let mut answer = [0; 12];
+    let reading = timeout(Duration::from_secs(20), stream.read_exact(&mut answer)).await;
+    reading.expect("the request waits in the queue").unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 503");
+    assert!(server.exit().await.success());
 }
 
 #[tokio::test]

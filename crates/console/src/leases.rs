@@ -151,6 +151,10 @@ pub(super) async fn break_lease<DB: FenceDatabase, L: LeaseAdmin>(
     if !console.leases.break_lease(&resource, Some(token)).await? {
         return Err(LeaseError::Lost { resource }.into());
     }
-    tracing::warn!(%resource, token = token.get(), "broke a lease from the console");
+    tracing::warn!(
+        resource = resource.as_str(),
+        token = token.get(),
+        "broke a lease from the console"
+    );
     Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
 }

@@ -86,11 +86,11 @@ pub async fn leases(args: LeasesArgs) -> Result<u8, Failure> {
     let head = ["RESOURCE", "TOKEN", "OWNER", "SINCE", "LEFT", "WAITERS"].map(String::from);
     let rows = all.iter().map(|(resource, held)| {
         [
-            resource.to_string(),
+            shown(resource.as_str()),
             held.token.to_string(),
             held.owner
                 .as_ref()
-                .map_or_else(|| "-".into(), ToString::to_string),
+                .map_or_else(|| "-".into(), |owner| shown(owner.as_str())),
             since(held).unwrap_or_else(|| "-".into()),
             format!("{:.1}s", held.ttl.as_secs_f64()),
             held.waiters.to_string(),
@@ -101,17 +101,18 @@ pub async fn leases(args: LeasesArgs) -> Result<u8, Failure> {
 
 pub async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
     let resource = resource(&args.resource)?;
+    let name = shown(resource.as_str());
     let held = args.server.leases()?.inspect(&resource).await;
     let held = held.map_err(|error| failure(&error))?;
     let text = match (&held, args.json) {
         (Some(held), true) => format!("{:#}\n", object(&resource, held)),
         (None, true) => format!("{:#}\n", json!({"resource": resource, "held": false})),
-        (None, false) => format!("{resource} is free\n"),
+        (None, false) => format!("{name} is free\n"),
         (Some(held), false) => format!(
-            "{resource} is held{}{}, with token {}, for {:.1}s more if it is not renewed; waiters: {}\n",
+            "{name} is held{}{}, with token {}, for {:.1}s more if it is not renewed; waiters: {}\n",
             held.owner
                 .as_ref()
-                .map(|owner| format!(" by {owner}"))
+                .map(|owner| format!(" by {}", shown(owner.as_str())))
                 .unwrap_or_default(),
             since(held)
                 .map(|time| format!(" since {time}"))
@@ -179,6 +180,18 @@ fn since(held: &Held) -> Option<String> {
     Some(humantime::format_rfc3339_seconds(granted_at).to_string())
 }
 
+/// Returns a name whose invisible characters are escaped. A client chooses the name, and characters
+/// that change the direction of text would disguise it.
+fn shown(name: &str) -> String {
+    let mut shown = String::new();
+    for part in name.split_inclusive(['"', '\'', '\\']) {
+        let text = part.trim_end_matches(['"', '\'', '\\']);
+        shown.extend(text.escape_debug());
+        shown.push_str(&part[text.len()..]);
+    }
+    shown
+}
+
 /// Formats rows in columns, each as wide as its widest cell.
 fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
     let mut widths = [0; N];
@@ -212,6 +225,14 @@ pub fn print(text: &str) -> Result<u8, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_invisible_characters_are_escaped() {
+        for name in ["sku-1", r#"it's "a" \ 'b'"#, "cafe\u{301} \u{1f431}", ""] {
+            assert_eq!(shown(name), name);
+        }
+        assert_eq!(shown("a\u{202e}txt.exe"), r"a\u{202e}txt.exe");
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_cells() {

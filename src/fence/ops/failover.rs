@@ -125,7 +125,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             if behind {
                 metrics::count("tower_fence_caught_up_total");
                 tracing::info!(
-                    resource = %claim.resource, partition = partition_of(&claim.resource),
+                    resource = claim.resource.as_str(),
+                    partition = partition_of(&claim.resource),
                     "the resource was last used on another timeline of the database: its earlier tokens are stale"
                 );
             }

@@ -70,7 +70,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             });
         }
         self.stale.forget(resource);
-        tracing::warn!(%resource, token = token.get(), "the fence was reset");
+        tracing::warn!(
+            resource = resource.as_str(),
+            token = token.get(),
+            "the fence was reset"
+        );
         Ok(())
     }
 }

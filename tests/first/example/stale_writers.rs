@@ -41,7 +41,7 @@ async fn a_stale_writer_bounces(service: &Inventory) {
         .collect();
     assert_eq!(lines.len(), 1, "{log}");
     for part in [
-        "resource=sku-1".to_owned(),
+        "resource=\"sku-1\"".to_owned(),
         format!("presented_token={}", number(&first)),
         format!("max_token={}", number(&second)),
     ] {

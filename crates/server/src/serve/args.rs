@@ -181,7 +181,7 @@ pub struct LimitArgs {
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,
     /// The maximum number of concurrent requests, not counting those that acquire a lease. Further
-    /// requests are answered with 503.
+    /// requests are answered with 503. One caller may have at most half of them.
     #[arg(long, env = "TOWER_FENCE_MAX_REQUESTS", value_name = "NUMBER", default_value_t = 5_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_requests: u32,

@@ -184,7 +184,7 @@ impl Connection {
             Phase::Sending(since) | Phase::Flushing(since) => {
                 Some(since + LONGEST_STREAM + client_timeout)
             }
-            Phase::Request => None,
+            Phase::Request(_) => None,
         };
         let unread = self.state.blocked_since();
         let of_unread = unread.map(|since| since + client_timeout);
@@ -195,7 +195,7 @@ impl Connection {
         &self,
         request: hyper::Request<Incoming>,
     ) -> Result<Response, std::convert::Infallible> {
-        *self.state.phase() = Phase::Request;
+        *self.state.phase() = Phase::Request(Instant::now());
         let under_way = UnderWay::new(&self.state);
         let may_drain = !request.headers().contains_key(EXPECT);
         let mut request: Request =

@@ -1,10 +1,10 @@
 //! The connections of the server: their maximum number, and the shutdown.
 //!
 //! 1. If the maximum is reached, a new connection replaces another one. Connections that have sent
-//!    nothing are replaced first, then those that are slow to send the head of a request, then idle
-//!    ones, then those that have accepted no bytes of a response for three seconds. Otherwise, a
-//!    client that requests and never reads could occupy all connections. Any other connection with
-//!    a request is not replaced.
+//!    nothing are replaced first, then those that are slow to send a request, then idle ones, then
+//!    those that have accepted no bytes of a response for three seconds. Otherwise, clients that
+//!    never send a body, or never read, could occupy all connections. Any other connection with a
+//!    request is not replaced.
 //! 2. When the server closes, each accepted connection has a second to send a complete request.
 //!    Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
@@ -54,10 +54,12 @@ pub struct Connections {
 }
 
 impl Connections {
-    pub fn new(limits: &LimitArgs, tls: Option<Tls>, stop: Stop) -> Self {
-        let files = raise_file_limit();
+    /// If the leases are in etcd, each request may use a second connection, to etcd.
+    pub fn new(limits: &LimitArgs, stores_in_etcd: bool, tls: Option<Tls>, stop: Stop) -> Self {
+        let files = raise_file_limit().saturating_sub(OTHER_FILES);
+        let files = if stores_in_etcd { files / 2 } else { files };
         let wanted = u64::from(limits.max_connections);
-        let free = wanted.min(files.saturating_sub(OTHER_FILES).max(1));
+        let free = wanted.min(files.max(1));
         if free < wanted {
             tracing::warn!(
                 wanted,

@@ -139,7 +139,8 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
         }
     });
 
-    let connections = Connections::new(&args.limits, tls, stop);
+    let stores_in_etcd = args.etcd.urls()?.is_some();
+    let connections = Connections::new(&args.limits, stores_in_etcd, tls, stop);
     tokio::select! {
         () = connections.serve(listener, app) => {}
         unfit = fit.until_unfit(is_fit) => return Err(unfit),

@@ -2,14 +2,17 @@
 //! replace it.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
 
-/// The age at which an incomplete head of a request counts as slow.
-const SLOW_HEAD: Duration = Duration::from_secs(1);
+/// The age at which an incomplete request counts as slow.
+const SLOW_REQUEST: Duration = Duration::from_secs(1);
 
 /// The time without progress after which a client that does not read counts as stalled.
 const STALLED: Duration = Duration::from_secs(3);
@@ -21,8 +24,8 @@ pub(super) enum Phase {
     Silent(Instant),
     /// It has sent a part of the head of a request.
     Head(Instant),
-    /// A request is being answered.
-    Request,
+    /// A request is being answered, although its body may not have arrived.
+    Request(Instant),
     /// The response is being sent. Its body may still produce data.
     Sending(Instant),
     /// The rest of the response is in a buffer.
@@ -98,9 +101,15 @@ impl State {
     pub(super) fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
         match *self.phase() {
             Phase::Silent(since) => Some((0, since)),
-            Phase::Head(since) => (now - since >= SLOW_HEAD).then_some((1, since)),
+            Phase::Head(since) => (now - since >= SLOW_REQUEST).then_some((1, since)),
+            // Without its body, the request has had no effect.
+            Phase::Request(since)
+                if self.unread.load(SeqCst) > 0 && now - since >= SLOW_REQUEST =>
+            {
+                Some((1, since))
+            }
             Phase::Idle(since) => Some((2, since)),
-            Phase::Request | Phase::Sending(_) | Phase::Flushing(_) => {
+            Phase::Request(_) | Phase::Sending(_) | Phase::Flushing(_) => {
                 let since = self.blocked_since()?;
                 (now - since >= STALLED).then_some((3, since))
             }
@@ -110,7 +119,7 @@ impl State {
     pub(super) fn has_request(&self) -> bool {
         matches!(
             *self.phase(),
-            Phase::Request | Phase::Sending(_) | Phase::Flushing(_)
+            Phase::Request(_) | Phase::Sending(_) | Phase::Flushing(_)
         )
     }
 }
@@ -124,7 +133,7 @@ mod tests {
         let state = State::new();
         let rank = |after: Duration| state.rank(Instant::now() + after).map(|(rank, _)| rank);
         for phase in [
-            Phase::Request,
+            Phase::Request(Instant::now()),
             Phase::Sending(Instant::now()),
             Phase::Flushing(Instant::now()),
         ] {

@@ -15,6 +15,7 @@ use sqlx::{AssertSqlSafe, Postgres, postgres::PgDatabaseError};
 use tokio::time::timeout;
 use tower_fence::{
     AdmitError, Fence, Resource,
+    announce::AnnounceError,
     lease::{Leases, RedisLeases},
 };
 
@@ -239,13 +240,14 @@ impl Recent {
 }
 
 /// Returns whether a grant failed because it waited too long for a transaction on the same
-/// resource, in the database or in the queue of this process. Such a failure does not concern other
-/// resources.
+/// resource, in the database or in the queue of this process, or because that resource has received
+/// newer tokens. Such a failure does not concern other resources.
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         // lock_not_available
         postgres(cause).is_some_and(|refused| refused.code() == "55P03")
             || matches!(cause.downcast_ref(), Some(AdmitError::Busy(_)))
+            || matches!(cause.downcast_ref(), Some(AnnounceError::Superseded { .. }))
     })
 }
 
@@ -265,6 +267,8 @@ fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError>
 mod tests {
     use std::io;
 
+    use tower_fence::Token;
+
     use super::*;
 
     #[test]
@@ -278,6 +282,19 @@ mod tests {
         let reason = recent.outcome().unwrap_err();
         assert!(reason.complete.contains("disk full"), "{reason:?}");
         recent.answered();
+        assert!(recent.outcome().is_ok());
+    }
+
+    #[test]
+    fn newer_tokens_of_one_resource_do_not_concern_the_store() {
+        let recent = Recent::default();
+        let superseded = AnnounceError::Superseded {
+            next: Token::new(2).unwrap(),
+            was_last: false,
+        };
+        for _ in 0..FAILURES {
+            recent.failed(&superseded);
+        }
         assert!(recent.outcome().is_ok());
     }
 }

@@ -1,8 +1,8 @@
 //! Limits concurrent requests for leases, and terminates them when the server stops.
 //!
-//! 1. A request to acquire a lease may wait for a long time. Such requests have a total limit and a
-//!    limit for each caller. They do not count towards the limit of other requests.
-//! 2. Renewals, releases, reads and the requests of operators have a separate limit.
+//! 1. A request to acquire a lease may wait for a long time, so such requests have limits of their
+//!    own. Renewals, releases, reads and the requests of operators have other ones.
+//! 2. Each of both kinds has a total limit, and a limit for each caller.
 //! 3. A request counts towards its limit only after its body has arrived.
 //! 4. When the server closes, a request that waits in the queue is answered with 503 within a
 //!    second. Any other request may take the time of `--drain`.
@@ -12,7 +12,7 @@ use std::{
     iter,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -29,7 +29,7 @@ use http::Method;
 use http_body::Body as _;
 use tokio::{
     runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::{error::Elapsed, sleep, timeout},
 };
 use tower_fence::{
@@ -55,19 +55,26 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The limits of concurrent requests, and the signal to stop.
 #[derive(Clone)]
 pub struct UnderWay {
-    free: Arc<Semaphore>,
-    free_waits: Arc<Semaphore>,
-    callers: Arc<Callers>,
+    acquisitions: Limit,
+    others: Limit,
     grants: Arc<Recent>,
     stop: Stop,
     drain: Duration,
     sent_away: Arc<AtomicBool>,
 }
 
-/// The waiting requests of each caller, and their maximum number.
+/// The limits for one kind of request.
+#[derive(Clone)]
+struct Limit {
+    kind: &'static str,
+    free: Arc<Semaphore>,
+    callers: Arc<Callers>,
+}
+
+/// The requests of each caller, and their maximum number.
 struct Callers {
     each: usize,
-    waits: Mutex<HashMap<Source, usize>>,
+    requests: Mutex<HashMap<Source, usize>>,
 }
 
 /// The caller of a request: its secret, or its address if the server has no secrets.
@@ -79,14 +86,9 @@ enum Source {
 }
 
 /// The permit of a request.
-enum Place {
-    Request {
-        _permit: OwnedSemaphorePermit,
-    },
-    Wait {
-        _permit: OwnedSemaphorePermit,
-        _caller: CallersPlace,
-    },
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    _caller: CallersPlace,
 }
 
 struct CallersPlace {
@@ -113,8 +115,8 @@ impl Source {
 
 impl Callers {
     fn enter(self: &Arc<Self>, source: Source) -> Option<CallersPlace> {
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = waits.entry(source).or_default();
+        let mut requests = self.requests();
+        let count = requests.entry(source).or_default();
         if *count >= self.each {
             return None;
         }
@@ -122,62 +124,61 @@ impl Callers {
         let callers = Arc::clone(self);
         Some(CallersPlace { callers, source })
     }
+
+    fn requests(&self) -> MutexGuard<'_, HashMap<Source, usize>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for CallersPlace {
     fn drop(&mut self) {
-        let mut waits = self
-            .callers
-            .waits
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = waits.get_mut(&self.source) {
+        let mut requests = self.callers.requests();
+        if let Some(count) = requests.get_mut(&self.source) {
             *count -= 1;
             if *count == 0 {
-                waits.remove(&self.source);
+                requests.remove(&self.source);
             }
         }
+    }
+}
+
+impl Limit {
+    /// `each` is the limit for each caller, by default half of the total limit.
+    fn new(kind: &'static str, total: u32, each: Option<u32>) -> Self {
+        Self {
+            kind,
+            free: Arc::new(Semaphore::new(total as usize)),
+            callers: Arc::new(Callers {
+                each: each.unwrap_or(total.div_ceil(2)) as usize,
+                requests: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Returns a permit for this request, or the limit that is reached.
+    fn place(&self, request: &Request) -> Result<Place, String> {
+        let permit = Arc::clone(&self.free).try_acquire_owned();
+        let _permit = permit.map_err(|_| format!("the limit of {} is reached", self.kind))?;
+        let caller = self.callers.enter(Source::of(request));
+        let _caller =
+            caller.ok_or_else(|| format!("this caller's limit of {} is reached", self.kind))?;
+        Ok(Place { _permit, _caller })
     }
 }
 
 impl UnderWay {
     pub fn new(limits: &LimitArgs, stop: Stop, grants: Arc<Recent>) -> Self {
-        let each = limits
-            .max_waiting_per_caller
-            .unwrap_or(limits.max_waiting.div_ceil(2));
-        let semaphore = |permits: u32| Arc::new(Semaphore::new(permits as usize));
         Self {
-            free: semaphore(limits.max_requests),
-            free_waits: semaphore(limits.max_waiting),
-            callers: Arc::new(Callers {
-                each: each as usize,
-                waits: Mutex::default(),
-            }),
+            acquisitions: Limit::new(
+                "requests that wait for leases",
+                limits.max_waiting,
+                limits.max_waiting_per_caller,
+            ),
+            others: Limit::new("concurrent requests", limits.max_requests, None),
             grants,
             stop,
             drain: limits.drain,
             sent_away: Arc::default(),
-        }
-    }
-
-    /// Returns a permit for this request, or the limit that is reached.
-    fn place(&self, request: &Request, may_wait: bool) -> Result<Place, &'static str> {
-        let semaphore = if may_wait {
-            &self.free_waits
-        } else {
-            &self.free
-        };
-        let permit = Arc::clone(semaphore).try_acquire_owned();
-        match (permit, may_wait) {
-            (Ok(_permit), false) => Ok(Place::Request { _permit }),
-            (Err(_), false) => Err("the limit of concurrent requests is reached"),
-            (Err(_), true) => Err("the limit of requests that wait for leases is reached"),
-            (Ok(_permit), true) => {
-                let _caller = self.callers.enter(Source::of(request));
-                let _caller = _caller
-                    .ok_or("this caller's limit of requests that wait for leases is reached")?;
-                Ok(Place::Wait { _permit, _caller })
-            }
         }
     }
 
@@ -216,13 +217,14 @@ impl UnderWay {
     }
 
     /// Waits until a request must end because the server closes. A request that waits in the queue
-    /// (`waits`) must end earlier than other requests.
-    async fn over(&self, waits: &AtomicBool) {
+    /// (`waits` is notified) must end earlier than other requests.
+    async fn over(&self, waits: &Notify) {
         self.stop.closing().await;
         let closed = Instant::now();
         sleep(QUEUE_GRACE.min(self.drain)).await;
-        if !waits.load(Relaxed) {
-            sleep(self.drain.saturating_sub(closed.elapsed())).await;
+        tokio::select! {
+            () = waits.notified() => {}
+            () = sleep(self.drain.saturating_sub(closed.elapsed())) => {}
         }
     }
 }
@@ -236,17 +238,23 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             .as_ref()
             .is_some_and(|route| !route.as_str().ends_with("/break"));
     let began = Instant::now();
-    let waits = AtomicBool::new(false);
+    let waits = Notify::new();
     let answer = async {
         let (request, body) = match in_memory(request).await {
             Ok(read) => read,
             Err(_) => return body_timeout(),
         };
-        waits.store(may_wait && asks_to_wait(&body), Relaxed);
+        if may_wait && asks_to_wait(&body) {
+            waits.notify_one();
+        }
         drop(body);
-        let _place = match under_way.place(&request, may_wait) {
+        let limit = match may_wait {
+            true => &under_way.acquisitions,
+            false => &under_way.others,
+        };
+        let _place = match limit.place(&request) {
             Ok(place) => place,
-            Err(detail) => return busy(detail),
+            Err(detail) => return busy(&detail),
         };
         let response = next.run(request).await;
         if may_wait {
@@ -335,19 +343,32 @@ mod tests {
 
     use super::*;
 
-    fn source(peer: &str) -> Source {
+    fn request(peer: &str) -> Request {
         let mut request = Request::new(Body::empty());
         let peer: SocketAddr = peer.parse().unwrap();
         request.extensions_mut().insert(peer);
-        Source::of(&request)
+        request
     }
 
     #[test]
     fn clients_are_told_apart_by_address_or_network() {
-        let same = |one, other| source(one) == source(other);
+        let same = |one, other| Source::of(&request(one)) == Source::of(&request(other));
         assert!(same("[2001:db8::1]:1", "[2001:db8::2]:2"));
         assert!(!same("[2001:db8::1]:1", "[2001:db8:0:1::1]:1"));
         assert!(same("192.0.2.1:1", "[::ffff:192.0.2.1]:2"));
         assert!(!same("[::ffff:192.0.2.1]:1", "[::ffff:192.0.2.2]:1"));
+    }
+
+    #[test]
+    fn a_caller_has_at_most_half_of_the_requests() {
+        let limit = Limit::new("requests", 4, None);
+        let place = |peer| limit.place(&request(peer));
+        let held = ["192.0.2.1:1", "192.0.2.1:2"].map(|peer| place(peer).unwrap());
+        let refused = place("192.0.2.1:3").err().unwrap();
+        assert!(refused.starts_with("this caller's limit"), "{refused}");
+        let other = place("192.0.2.2:1").unwrap();
+        drop(held);
+        drop((place("192.0.2.1:3").unwrap(), other));
+        assert!(limit.callers.requests().is_empty());
     }
 }
