@@ -352,15 +352,16 @@ COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the l
 
 -- Returns 1,000 for each step from one timeline to the next. Timelines that this database has not
 -- seen also count. The part of the WAL that one failover loses is assumed to contain fewer than
--- 1,000 epochs. A history begins with the version and the timeline (ten characters). On a
+-- 1,000 epochs. The number of steps is limited, because a restored dump may contain the timeline of
+-- another cluster. A history begins with the version and the timeline (ten characters). On a
 -- distributed fence, the system identifier of the server follows.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
         WHEN before = here THEN 0
         WHEN before ~ '^[0-9]{2}[0-9A-F]{8}' AND left(before, 2) = left(here, 2)
-            THEN greatest(1, ('x' || substr(here, 3, 8))::bit(32)::bigint
-                - ('x' || substr(before, 3, 8))::bit(32)::bigint)
+            THEN least(100, greatest(1, ('x' || substr(here, 3, 8))::bit(32)::bigint
+                - ('x' || substr(before, 3, 8))::bit(32)::bigint))
         ELSE 1
     END
 $fence$;

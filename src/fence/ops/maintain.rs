@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
     chain::Chain,
@@ -12,13 +12,15 @@ use crate::{
 
 /// Time for which a resource must be unused before its row is removed.
 const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+/// Minimum time between two removals of idle rows, because each removal reads all rows.
+const BETWEEN_SEARCHES: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// Periodically removes expired idempotency keys, and the rows of resources that have not been
     /// used for 90 days.
     ///
-    /// The first removal starts immediately, and the next ones follow at the interval `every` (at
-    /// least 1 s). The future never completes. Spawn it as a task, and abort the task at shutdown.
+    /// The first removal starts immediately. The next removals of keys follow at the interval
+    /// `every` (at least 1 s), those of rows after at least a day. The future never completes. Spawn it as a task, and abort the task at shutdown.
     /// Several processes may run `maintain` at the same time.
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
@@ -50,27 +52,33 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn maintain(&self, every: Duration) {
         let mut turns = interval(every.max(Duration::from_secs(1)));
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut search_at = Instant::now();
         loop {
             turns.tick().await;
             removed("keys", self.remove_expired_keys().await);
             let names = self.known_names().await;
-            if !names.is_ok_and(|names| names.is_distributed()) {
-                removed("resources", self.remove_idle(IDLE, u64::MAX).await);
+            if !names.is_ok_and(|names| names.is_distributed())
+                && Instant::now() >= search_at
+                && removed("resources", self.remove_idle(IDLE, u64::MAX).await)
+            {
+                search_at = Instant::now() + BETWEEN_SEARCHES;
             }
         }
     }
 }
 
-fn removed(kind: &'static str, outcome: Result<u64, AdmitError>) {
-    match outcome {
+/// Reports the outcome of a removal, and returns whether it was successful.
+fn removed(kind: &'static str, outcome: Result<u64, AdmitError>) -> bool {
+    match &outcome {
         Ok(0) => {}
         Ok(count) => {
-            metrics::add("tower_fence_removed_total", "kind", kind, count);
+            metrics::add("tower_fence_removed_total", "kind", kind, *count);
             tracing::info!(kind, count, "removed rows of the fence");
         }
         Err(error) => {
             metrics::count_by("tower_fence_maintenance_failures_total", "kind", kind);
-            tracing::warn!(kind, error = %Chain(&error), "cannot remove rows of the fence");
+            tracing::warn!(kind, error = %Chain(error), "cannot remove rows of the fence");
         }
     }
+    outcome.is_ok()
 }

@@ -123,6 +123,18 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     is_stale(write(&fence, 7).await, 7, HIGHEST_STALE_BY_OPERATOR);
 }
 
+/// A dump contains the timeline of its server, which may differ from that of the new server by any
+/// number.
+#[tokio::test]
+async fn a_restored_dump_does_not_use_up_the_epochs() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_timeline(&db, "1500000001").await;
+    is_on_timeline(&db, "15000004B0").await;
+    fence.after_failover().await.unwrap();
+    let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    assert_eq!(next, Epoch::new(100_502).unwrap());
+}
+
 /// In a restored database, a new transaction may have the id of an earlier one that was admitted.
 #[tokio::test]
 async fn earlier_admissions_are_forgotten_after_a_restore() {
