@@ -18,6 +18,12 @@ use super::held_lease::HeldLease;
 /// [`Holder::header`](super::Holder::header) names, and replaces any other value. The layer still
 /// adds the token after the lease is lost, because the fence decides whether the token is stale.
 ///
+/// Put layers that retry or hedge requests inside of this layer, as in
+/// `ServiceBuilder::new().layer(lease.layer()).layer(retry)`. All attempts of a write then carry the
+/// same token. Outside of this layer, an attempt after
+/// [`renew_with_new_token`](super::LeaseGuard::renew_with_new_token) carries another token, and the
+/// write may be applied twice.
+///
 /// # Example
 ///
 /// ```

@@ -129,8 +129,12 @@ pub enum NoTransaction {
          `.deferred()` from it"
     )]
     Deferred,
-    /// The layer is not deferred, so the transaction has already begun.
-    #[error("this layer is not deferred: take `FencedTx`, or add `.deferred()` to it")]
+    /// The transaction has already begun, because the layer is not deferred, or the request is a
+    /// fenced read.
+    #[error(
+        "the transaction has already begun, because the layer is not deferred or the request is a \
+         fenced read: take `FencedTx`, or add `.deferred()` to the layer of a write"
+    )]
     NotDeferred,
     /// Another extractor has taken the transaction and not returned it, or the transaction is
     /// already committed.

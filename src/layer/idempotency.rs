@@ -73,6 +73,7 @@ impl Idempotency {
                 header::ETAG,
                 header::LAST_MODIFIED,
                 header::LOCATION,
+                header::VARY,
             ]),
         }
     }
@@ -176,7 +177,7 @@ impl Idempotency {
     }
 
     /// Sets which response headers are stored. Default: `Cache-Control`, `Content-Encoding`,
-    /// `Content-Language`, `Content-Type`, `ETag`, `Last-Modified`, `Location`.
+    /// `Content-Language`, `Content-Type`, `ETag`, `Last-Modified`, `Location`, `Vary`.
     ///
     /// The first response contains all of its headers, and a replay contains only the stored ones.
     #[must_use]

@@ -113,6 +113,10 @@
 //!   valid after the response of that layer. If the COMMIT was in progress, the write may have
 //!   taken effect. Use [`hold_timeout`](crate::FenceBuilder::hold_timeout) instead, or a timeout
 //!   inside of this layer.
+//! - A layer inside of this layer must not call the handler again after a failure, as
+//!   `tower::retry` does. The second call gets the same transaction, with the statements of the
+//!   first call, and both are committed. Retry outside of this layer, or in the handler with a
+//!   savepoint.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer`, the layer also sees requests that match no route. If the resource comes
 //!   from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), the layer responds
@@ -127,8 +131,8 @@
 //!   then fails, unless the response rejects the client. Outside of the layer, authenticate clients
 //!   and validate the names that a client can invent.
 //! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
-//!   number of refusals that were `suppressed` since the previous line. Used tokens are logged in
-//!   the same way, in a separate line. The metrics count every refusal.
+//!   number of refusals that were `suppressed` since the previous line. Used tokens and malformed
+//!   requests are logged in the same way, in separate lines. The metrics count every refusal.
 
 mod extract;
 mod failure;

@@ -104,8 +104,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     ///
     /// If the future is dropped, it leaves no open transaction and no lock.
     pub async fn begin(self) -> Result<FencedTx<DB>, Refusal> {
-        // Under an idempotency key, the layer has already begun the transaction.
-        if let Some(tx) = FencedTx::borrow(&self.slot) {
+        if let Some(tx) = self.begun() {
             return Ok(tx);
         }
         if !self.slot.start_begin() {
@@ -115,6 +114,13 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         report::admitted(self.slot.claims(), false);
         let lent = tx.begun_for(&self.slot);
         lent.ok_or_else(|| CommitError::Escaped.into())
+    }
+
+    /// Returns the request's transaction if the layer has already begun it, under an idempotency
+    /// key. Otherwise a repeated call of the handler would get the transaction of the first call.
+    fn begun(&self) -> Option<FencedTx<DB>> {
+        let has_key = self.slot.has_key();
+        has_key.then(|| FencedTx::borrow(&self.slot)).flatten()
     }
 
     /// Opens a transaction, admits the claims in it, and runs the hook.
@@ -157,7 +163,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         T: for<'r> FromRow<'r, DB::Row>,
     {
         let mut statement = Statement::new(query)?;
-        if let Some(mut tx) = FencedTx::borrow(&self.slot) {
+        if let Some(mut tx) = self.begun() {
             return typed(tx.write(&mut statement).await?);
         }
         let written = if self.on_begin.is_some() {

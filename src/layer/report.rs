@@ -114,7 +114,7 @@ pub(super) fn refused(problem: &str, refusal: &dyn Error) {
 #[cfg(test)]
 pub(super) fn captured(run: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
-    struct Log(std::sync::Arc<Mutex<Vec<u8>>>);
+    struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
     impl std::io::Write for Log {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -43,6 +43,9 @@ use crate::fence::{
 /// If the transaction is dropped, even while a statement is running, no open transaction and no
 /// lock remain. The connection returns to the pool after the server has rolled back. Drop the
 /// transaction within a Tokio runtime.
+///
+/// If only the future of a statement is dropped, for example by a timeout in the handler, the
+/// statement still runs to its end, and is committed with the transaction.
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,
