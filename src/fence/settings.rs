@@ -49,6 +49,14 @@ impl Limits {
         }
     }
 
+    /// Returns the timeouts of a transaction whose statements may change many rows.
+    pub(super) const fn long(self) -> Self {
+        Self {
+            is_long: true,
+            ..self
+        }
+    }
+
     /// Returns the timeouts of a transaction that takes the row locks for these claims.
     pub(super) fn locking(self, claims: &Claims) -> Self {
         Self {
@@ -129,10 +137,7 @@ mod tests {
             assert_eq!(limits.whole(), secs(whole));
         }
         // A long statement does not extend the timeout of an idle transaction.
-        let long = Limits {
-            is_long: true,
-            ..limits
-        };
+        let long = limits.long();
         assert_eq!((long.hold_timeout, long.work()), (secs(100), secs(700)));
         assert_eq!(long.whole(), secs(1_001 + 700 + 1));
         let longest = Limits {

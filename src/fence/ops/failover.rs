@@ -78,8 +78,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// If the future is dropped, each partition is moved up completely or not at all.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
         for partition in 0..=u8::MAX {
-            self.in_long_transaction(async |on| DB::after_failover(on, partition).await)
-                .await?;
+            self.in_transaction(self.limits.long(), async |on| {
+                DB::after_failover(on, partition).await
+            })
+            .await?;
         }
         tracing::warn!("made all granted tokens stale, as after a failover");
         Ok(())
@@ -118,9 +120,10 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Moves the resources to the current timeline, each in its own transaction.
     async fn catch_up_each(&self, claims: &Claims) -> Result<(), AdmitError> {
+        let limits = self.limits_on_workers().await?;
         for claim in claims.iter() {
             let behind = self
-                .in_transaction_on_workers(async |on| DB::catch_up(on, &claim.resource).await)
+                .in_transaction(limits, async |on| DB::catch_up(on, &claim.resource).await)
                 .await?;
             if behind {
                 metrics::count("tower_fence_caught_up_total");
@@ -160,7 +163,8 @@ impl Fence<Postgres> {
     ///
     /// Returns the errors of [`begin`](Self::begin).
     pub async fn notice_failover(&self, enabled: bool) -> Result<(), AdmitError> {
-        self.in_transaction_on_workers(async |On { conn, names }| {
+        let limits = self.limits_on_workers().await?;
+        self.in_transaction(limits, async |On { conn, names }| {
             sqlx::query(names.sql("SELECT tower_fence.notice_failover($1)"))
                 .bind(enabled)
                 .execute(conn)

@@ -202,7 +202,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let mut removed = 0;
         loop {
             let batch = self
-                .in_transaction(async |on| DB::remove_expired(on, BATCH).await)
+                .in_transaction(self.limits, async |on| DB::remove_expired(on, BATCH).await)
                 .await?;
             removed += batch;
             if batch < BATCH.into() {

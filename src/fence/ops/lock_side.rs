@@ -19,16 +19,18 @@ use crate::{
 impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let next =
-                self.in_transaction(async |on| DB::next_epoch(on, partition, at_least.get()).await);
+            let next = self.in_transaction(self.limits, async |on| {
+                DB::next_epoch(on, partition, at_least.get()).await
+            });
             Epoch::new(next.await.map_err(unreachable)?)
         })
     }
 
     fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let report =
-                self.in_transaction(async |on| DB::report_epoch(on, partition, seen.get()).await);
+            let report = self.in_transaction(self.limits, async |on| {
+                DB::report_epoch(on, partition, seen.get()).await
+            });
             let floor = report.await.map_err(unreachable)?;
             // This is the first epoch that contains tokens above the floor.
             let valid = Epoch::new((floor + 1) / Epoch::SIZE)?;
@@ -70,7 +72,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             return Ok(());
         };
         Epoch::new(highest.get() + 1)?;
-        self.in_long_transaction(async |On { conn, names }| {
+        self.in_transaction(self.limits.long(), async |On { conn, names }| {
             for partition in 0..=u8::MAX {
                 DB::report_epoch(On::new(conn, names), partition, highest.get()).await?;
             }

@@ -42,7 +42,7 @@ impl Fence<Postgres> {
     /// [`AdmitError::Unavailable`] with that reason as its source.
     pub async fn protect(&self, table: &str, pattern: &ResourcePattern) -> Result<(), AdmitError> {
         let pattern = pattern.to_string();
-        self.in_transaction(async |On { conn, names }| {
+        self.in_transaction(self.limits, async |On { conn, names }| {
             sqlx::query(names.sql("SELECT tower_fence.protect($1::text::regclass, $2)"))
                 .bind(table)
                 .bind(&pattern)
@@ -59,7 +59,7 @@ impl Fence<Postgres> {
     ///
     /// Returns the errors of [`protect`](Self::protect).
     pub async fn unprotect(&self, table: &str) -> Result<bool, AdmitError> {
-        self.in_transaction(async |On { conn, names }| {
+        self.in_transaction(self.limits, async |On { conn, names }| {
             sqlx::query_scalar(names.sql("SELECT tower_fence.unprotect($1::text::regclass)"))
                 .bind(table)
                 .fetch_one(conn)

@@ -135,7 +135,9 @@ impl<DB: FenceDatabase> Fence<DB> {
                     live: live.lowest(partition),
                 };
                 let batch = self
-                    .in_transaction(async |on| DB::remove_idle(on, partition, idle).await)
+                    .in_transaction(self.limits, async |on| {
+                        DB::remove_idle(on, partition, idle).await
+                    })
                     .await?;
                 removed += batch;
                 if batch < u64::from(idle.at_most) {

@@ -59,8 +59,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn reset(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one).await?;
+        let limits = self.limits_on_workers().await?;
         let granted = self
-            .in_transaction_on_workers(async |on| DB::reset(on, resource, token).await)
+            .in_transaction(limits, async |on| DB::reset(on, resource, token).await)
             .await?;
         if granted > token.get() {
             return Err(ResetError::BelowGranted {

@@ -117,7 +117,12 @@ impl<DB: FenceDatabase> Fence<DB> {
                     return Ok((transaction, outcome));
                 }
                 Err(Halt::TooEarly) => {
-                    transaction.restart_after(began.elapsed()).await?;
+                    let mut limits = transaction.limits;
+                    // An idempotency key has its own timeout.
+                    if limits.key_timeout.is_none() {
+                        limits.lock_timeout = limits.lock_timeout.saturating_sub(began.elapsed());
+                    }
+                    transaction.restart(limits).await?;
                     open = Some(transaction);
                 }
                 Err(Halt::Behind) => {
@@ -142,39 +147,22 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Runs statements of the fence in a transaction, and commits the transaction.
+    /// Runs statements of the fence in a transaction with these timeouts, and commits the
+    /// transaction.
     pub(super) async fn in_transaction<T>(
         &self,
+        limits: Limits,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
-        let (transaction, outcome) = self.open_for(self.limits, statements).await?;
+        let opened = self.open(Plan::new(limits), async move |transaction| {
+            Ok(match limits.is_long {
+                true => transaction.write(statements).await?,
+                false => transaction.run(statements).await?,
+            })
+        });
+        let (transaction, outcome) = opened.await?;
         transaction.commit().await?;
         Ok(outcome)
-    }
-
-    /// Runs statements of the fence that may change many rows, and commits the transaction.
-    pub(super) async fn in_long_transaction<T>(
-        &self,
-        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
-    ) -> Result<T, AdmitError> {
-        let limits = Limits {
-            is_long: true,
-            ..self.limits
-        };
-        let (transaction, outcome) = self.open_for(limits, statements).await?;
-        transaction.commit().await?;
-        Ok(outcome)
-    }
-
-    /// Runs statements that, on a distributed fence, update all rows of a worker.
-    pub(super) async fn in_transaction_on_workers<T>(
-        &self,
-        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
-    ) -> Result<T, AdmitError> {
-        match self.known_names().await?.is_distributed() {
-            true => self.in_long_transaction(statements).await,
-            false => self.in_transaction(statements).await,
-        }
     }
 
     /// Runs statements of the fence that only read, in a transaction that is rolled back.
@@ -182,22 +170,20 @@ impl<DB: FenceDatabase> Fence<DB> {
         &self,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
-        let (_, outcome) = self.open_for(self.limits, statements).await?;
+        let opened = self.open(Plan::new(self.limits), async move |transaction| {
+            Ok(transaction.run(statements).await?)
+        });
+        let (_, outcome) = opened.await?;
         Ok(outcome)
     }
 
-    async fn open_for<T>(
-        &self,
-        limits: Limits,
-        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
-    ) -> Result<(Transaction<DB>, T), AdmitError> {
-        self.open(Plan::new(limits), async move |transaction| {
-            Ok(match limits.is_long {
-                true => transaction.write(statements).await?,
-                false => transaction.run(statements).await?,
-            })
+    /// Returns the timeouts of a transaction that, on a distributed fence, updates all rows of a
+    /// worker.
+    pub(super) async fn limits_on_workers(&self) -> Result<Limits, AdmitError> {
+        Ok(match self.known_names().await?.is_distributed() {
+            true => self.limits.long(),
+            false => self.limits,
         })
-        .await
     }
 }
 

@@ -115,20 +115,6 @@ impl<DB: Transactions> Transaction<DB> {
         self.open(Begin::WithLimits).await
     }
 
-    /// Rolls back, and opens a new transaction on the same connection, with the same timeouts.
-    /// Subtracts `waited` from the lock timeout, unless the transaction waits for an idempotency
-    /// key, which has its own timeout.
-    pub(in crate::fence) async fn restart_after(
-        &mut self,
-        waited: Duration,
-    ) -> Result<(), Failure> {
-        if self.limits.key_timeout.is_none() {
-            self.limits.lock_timeout = self.limits.lock_timeout.saturating_sub(waited);
-        }
-        self.claimed = None;
-        self.open(Begin::WithLimits).await
-    }
-
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
         if self.phase == Phase::Broken {
             return Err(Failure::silent());
