@@ -3,8 +3,6 @@
 mod begin;
 #[cfg(feature = "postgres")]
 mod call;
-#[cfg(feature = "postgres")]
-mod distribute;
 mod failover;
 mod idempotent;
 mod issued;
