@@ -7,7 +7,6 @@
 mod admit;
 mod at_once;
 mod keys;
-mod left_open;
 mod setup;
 mod tables;
 mod transaction;

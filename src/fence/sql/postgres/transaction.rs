@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, PgConnection, Postgres, SqlSafeStr,
+    AssertSqlSafe, Connection, Either, Executor, PgConnection, Postgres, SqlSafeStr,
+    error::DatabaseError,
     postgres::{PgConnectOptions, PgTransactionManager},
 };
 
-use super::left_open;
 use crate::fence::{
     settings::{Limits, millis},
     sql::{Begin, Committed, TransactionId, TransactionManager, Transactions, savepoint},
@@ -31,8 +31,8 @@ impl Transactions for Postgres {
         };
         let sql = AssertSqlSafe(format!("{LEAVE}; {sql}")).into_sql_str();
         match PgTransactionManager::begin(conn, Some(sql.clone())).await {
-            Err(error) if left_open::is_aborted(&error) => {
-                left_open::end(conn).await?;
+            Err(error) if is_aborted(&error) => {
+                conn.execute("ROLLBACK").await?;
                 PgTransactionManager::begin(conn, Some(sql)).await
             }
             begun => begun,
@@ -40,13 +40,30 @@ impl Transactions for Postgres {
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
-        left_open::leave(conn).await
+        // `TEST` does not begin a transaction. It is passed to `begin_with` because sqlx reports an
+        // open transaction only in `begin_with`.
+        let failed = match conn.begin_with(TEST).await {
+            Err(sqlx::Error::BeginFailed) => return Ok(()),
+            Ok(abandoned) => abandoned.rollback().await.err(),
+            Err(error) => Some(error),
+        };
+        match failed {
+            Some(error) if is_aborted(&error) => {
+                conn.execute("ROLLBACK").await?;
+            }
+            Some(error) => return Err(error),
+            None => {}
+        }
+        // The rollback may have undone the interval that `TEST` sets, so run `TEST` again.
+        conn.execute(TEST).await?;
+        Ok(())
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
         // BEGIN may have been sent although sqlx has not counted it. If the connection returned to
         // the pool now, the transaction would stay open.
-        left_open::end(conn).await
+        conn.execute("ROLLBACK").await?;
+        Ok(())
     }
 
     async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
@@ -120,6 +137,19 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// the settings of the other one. `BEGIN` prevents the warning of a `ROLLBACK` outside of any
 /// transaction.
 const LEAVE: &str = "BEGIN; ROLLBACK";
+
+/// Statement that detects an open transaction before a statement that commits by itself. It also
+/// sets the interval at which the server checks, while a statement runs, whether the client is
+/// still connected, because a statement that commits by itself cannot set this interval.
+const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
+                    WHERE current_setting('client_connection_check_interval') = '0'";
+
+/// Returns whether the error shows that an aborted transaction was left open.
+fn is_aborted(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    // in_failed_sql_transaction
+    code.as_deref() == Some("25P02")
+}
 
 /// First statements of a transaction.
 ///
