@@ -31,7 +31,7 @@ pub(crate) use self::{
 };
 pub(in crate::fence) use self::{
     names::{Names, Topology},
-    records::{Claim as ClaimOfKey, Claimed, Claiming, Record},
+    records::{ClaimOfKey, Claimed, Claiming, Record},
     transactions::savepoint,
 };
 

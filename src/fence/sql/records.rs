@@ -10,7 +10,7 @@ use super::{Admission, Admit, On};
 pub(crate) trait Records: Database {
     /// Claims an idempotency key and admits a token, or finds the record of the key. If a
     /// transaction of another request has claimed the key, waits for the end of that transaction.
-    async fn admit_once(on: On<'_, Self>, claim: Claim<'_>) -> sqlx::Result<Claiming>;
+    async fn admit_once(on: On<'_, Self>, claim: ClaimOfKey<'_>) -> sqlx::Result<Claiming>;
 
     /// Reads a record, unless it has expired.
     async fn find_record(on: On<'_, Self>, id: &RecordId) -> sqlx::Result<Option<Record>>;
@@ -76,7 +76,7 @@ impl Record {
 }
 
 /// Claim of a key, together with the admission of the first resource.
-pub(crate) struct Claim<'a> {
+pub(crate) struct ClaimOfKey<'a> {
     pub(in crate::fence) id: &'a RecordId,
     pub(in crate::fence) fingerprint: &'a [u8; 32],
     pub(in crate::fence) ttl_ms: i64,
