@@ -348,20 +348,20 @@ pub struct Seen<'a> {
 pub struct Counters<'a>(Option<&'a KnownCounters>);
 
 impl<'a> Counters<'a> {
-    pub(super) const fn of(memory: Option<&'a KnownCounters>) -> Self {
-        Self(memory)
+    pub(super) const fn of(counters: Option<&'a KnownCounters>) -> Self {
+        Self(counters)
     }
 
     /// Returns the highest state of the counter of a resource's partition that this process has
     /// seen.
     #[must_use]
     pub fn seen(self, resource: &Resource) -> Seen<'a> {
-        let Some(memory) = self.0 else {
+        let Some(counters) = self.0 else {
             return Seen::default();
         };
-        let (epoch, n) = memory.highest(partition_of(resource));
+        let (epoch, n) = counters.highest(partition_of(resource));
         Seen {
-            source: memory.source(),
+            source: counters.source(),
             epoch,
             n,
             replace: false,

@@ -44,12 +44,12 @@ struct Source {
 
 #[derive(Default)]
 struct Partition {
-    seen: Mutex<Seen>,
+    state: Mutex<State>,
     flight: SingleFlight,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct State {
     /// The highest epoch (0 if none) and number that this process has seen.
     highest: (i64, i64),
     /// The lowest valid epoch according to the source, or 0 if it is unknown.
@@ -98,7 +98,7 @@ impl KnownCounters {
 
     /// Returns the highest epoch and number that this process has seen in a partition.
     pub(super) fn highest(&self, partition: u8) -> (i64, i64) {
-        self.seen(partition).highest
+        self.state(partition).highest
     }
 
     /// Waits until no other request contacts the source for this partition. The previous request
@@ -123,8 +123,8 @@ impl KnownCounters {
 
     /// Records the highest token of a partition.
     pub(super) fn record(&self, partition: u8, epoch: Epoch, n: i64) {
-        let mut seen = self.seen(partition);
-        seen.highest = seen.highest.max((epoch.get(), n));
+        let mut state = self.state(partition);
+        state.highest = state.highest.max((epoch.get(), n));
     }
 
     /// Records the highest token of a partition, and makes sure that the source has recorded the
@@ -153,7 +153,7 @@ impl KnownCounters {
             }
         }
         // Another request may have learned that the epoch has ended.
-        Ok(epoch.get() >= self.seen(partition).lowest)
+        Ok(epoch.get() >= self.state(partition).lowest)
     }
 
     /// Records the highest token of a partition after a renewal that keeps its token. This method
@@ -162,21 +162,21 @@ impl KnownCounters {
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
-        let mut seen = self.seen(partition);
-        if seen.asked.is_some_and(recent) || seen.confirmed.is_some_and(|(_, at)| recent(at)) {
+        let mut state = self.state(partition);
+        if state.asked.is_some_and(recent) || state.confirmed.is_some_and(|(_, at)| recent(at)) {
             return;
         }
-        seen.asked = Some(Instant::now());
-        drop(seen);
+        state.asked = Some(Instant::now());
+        drop(state);
         self.report(partition, epoch);
     }
 
     /// Re-reports an epoch in the background.
     fn report(self: &Arc<Self>, partition: u8, epoch: Epoch) {
-        let memory = Arc::clone(self);
+        let counters = Arc::clone(self);
         tokio::spawn(async move {
-            match memory.epochs.report_epoch(partition, epoch).await {
-                Ok(lowest) => memory.note_lowest_valid(partition, epoch, lowest),
+            match counters.epochs.report_epoch(partition, epoch).await {
+                Ok(lowest) => counters.note_lowest_valid(partition, epoch, lowest),
                 Err(error) => tracing::warn!(
                     partition, %epoch, error = %Chain(&error),
                     "could not report an epoch to its source"
@@ -188,23 +188,23 @@ impl KnownCounters {
     /// Records that `lowest` is the lowest valid epoch. If `epoch` is lower, the next step finds
     /// that its counter is lower than the recorded state, and replaces the counter.
     fn note_lowest_valid(&self, partition: u8, epoch: Epoch, lowest: Epoch) {
-        let mut seen = self.seen(partition);
-        seen.lowest = seen.lowest.max(lowest.get());
+        let mut state = self.state(partition);
+        state.lowest = state.lowest.max(lowest.get());
         if lowest > epoch {
             tracing::warn!(partition, %epoch, lowest_valid = %lowest, "all tokens of this epoch are stale; beginning another epoch");
-            seen.highest = seen.highest.max((lowest.get() - 1, Epoch::SIZE - 1));
+            state.highest = state.highest.max((lowest.get() - 1, Epoch::SIZE - 1));
         }
     }
 
     /// Makes the next grant report the epoch again, because the epoch may have ended.
     pub(super) fn doubt(&self, partition: u8) {
-        self.seen(partition).confirmed = None;
+        self.state(partition).confirmed = None;
     }
 
     /// Returns whether this epoch must be reported to the source. If several callers ask at the
     /// same time, only one of them gets `Due`, and that caller sends the report.
     fn needed_report(&self, partition: u8, epoch: Epoch) -> Report {
-        match &mut self.seen(partition).confirmed {
+        match &mut self.state(partition).confirmed {
             Some((known, at)) if *known >= epoch.get() => {
                 if at.elapsed() < REPORT_INTERVAL {
                     return Report::Recent;
@@ -217,15 +217,15 @@ impl KnownCounters {
     }
 
     fn note_confirmed(&self, partition: u8, epoch: Epoch) {
-        let confirmed = &mut self.seen(partition).confirmed;
+        let confirmed = &mut self.state(partition).confirmed;
         let known = confirmed.map_or(0, |(known, _)| known);
         *confirmed = Some((known.max(epoch.get()), Instant::now()));
     }
 
-    fn seen(&self, partition: u8) -> MutexGuard<'_, Seen> {
+    fn state(&self, partition: u8) -> MutexGuard<'_, State> {
         // No code panics while the lock is held.
         self.partitions[usize::from(partition)]
-            .seen
+            .state
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -294,21 +294,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn forgotten_epoch_is_re_reported_each_minute() {
         let source = Forgetful::default();
-        let memory = KnownCounters::new(Arc::new(source.clone()));
-        memory.record_grant(7, epoch(3), 1).await.unwrap();
+        let counters = KnownCounters::new(Arc::new(source.clone()));
+        counters.record_grant(7, epoch(3), 1).await.unwrap();
         assert_eq!(source.epoch.load(SeqCst), 3);
         for again in 1..=3 {
             source.epoch.store(0, SeqCst);
             advance(REPORT_INTERVAL / 2).await;
-            memory.record_grant(7, epoch(3), 2).await.unwrap();
+            counters.record_grant(7, epoch(3), 2).await.unwrap();
             assert_eq!(
                 source.asked.load(SeqCst),
                 again,
                 "the epoch was reported less than a minute ago"
             );
             advance(REPORT_INTERVAL / 2).await;
-            memory.record_grant(7, epoch(3), 3).await.unwrap();
-            memory.record_grant(7, epoch(3), 4).await.unwrap();
+            counters.record_grant(7, epoch(3), 3).await.unwrap();
+            counters.record_grant(7, epoch(3), 4).await.unwrap();
             sleep(Duration::from_secs(2)).await;
             assert_eq!(source.epoch.load(SeqCst), 3);
             assert_eq!(source.asked.load(SeqCst), again + 1);
@@ -316,9 +316,9 @@ mod tests {
         // A failed report in the background does not make a grant fail. A failed first report does.
         source.down.store(true, SeqCst);
         advance(REPORT_INTERVAL).await;
-        memory.record_grant(7, epoch(3), 5).await.unwrap();
-        memory.record_grant(8, epoch(3), 5).await.unwrap_err();
-        memory.record_grant(7, epoch(4), 1).await.unwrap_err();
+        counters.record_grant(7, epoch(3), 5).await.unwrap();
+        counters.record_grant(8, epoch(3), 5).await.unwrap_err();
+        counters.record_grant(7, epoch(4), 1).await.unwrap_err();
     }
 
     /// Source for which all tokens below this epoch are stale.
@@ -340,48 +340,48 @@ mod tests {
 
     #[tokio::test]
     async fn epochs_with_stale_tokens_count_as_fully_used() {
-        let memory = KnownCounters::new(Arc::new(Alive(5)));
-        let grants = (1..3).map(|n| memory.record_grant(7, epoch(3), n));
+        let counters = KnownCounters::new(Arc::new(Alive(5)));
+        let grants = (1..3).map(|n| counters.record_grant(7, epoch(3), n));
         for is_valid in join_all(grants).await {
             assert!(!is_valid.unwrap());
         }
-        assert_eq!(memory.highest(7), (4, Epoch::SIZE - 1));
-        assert!(memory.record_grant(7, epoch(5), 1).await.unwrap());
-        assert_eq!(memory.highest(7), (5, 1));
+        assert_eq!(counters.highest(7), (4, Epoch::SIZE - 1));
+        assert!(counters.record_grant(7, epoch(5), 1).await.unwrap());
+        assert_eq!(counters.highest(7), (5, 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn next_grant_after_a_doubt_asks_the_source() {
         let source = Forgetful::default();
-        let memory = KnownCounters::new(Arc::new(source.clone()));
-        memory.record_grant(7, epoch(3), 1).await.unwrap();
-        memory.record_grant(7, epoch(3), 2).await.unwrap();
+        let counters = KnownCounters::new(Arc::new(source.clone()));
+        counters.record_grant(7, epoch(3), 1).await.unwrap();
+        counters.record_grant(7, epoch(3), 2).await.unwrap();
         assert_eq!(source.asked.load(SeqCst), 1);
-        memory.doubt(7);
-        memory.record_grant(7, epoch(3), 3).await.unwrap();
+        counters.doubt(7);
+        counters.record_grant(7, epoch(3), 3).await.unwrap();
         assert_eq!(source.asked.load(SeqCst), 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn renewal_re_reports_the_epoch_each_minute_without_waiting() {
         let source = Forgetful::default();
-        let memory = KnownCounters::new(Arc::new(source.clone()));
+        let counters = KnownCounters::new(Arc::new(source.clone()));
         let asked = async || {
             // The report runs in the background.
             sleep(Duration::from_secs(2)).await;
             source.asked.load(SeqCst)
         };
-        memory.record_renewal(7, epoch(3), 1);
-        assert_eq!(memory.highest(7), (3, 1));
-        memory.record_renewal(7, epoch(3), 2);
-        assert_eq!((asked().await, memory.highest(7)), (1, (3, 2)));
+        counters.record_renewal(7, epoch(3), 1);
+        assert_eq!(counters.highest(7), (3, 1));
+        counters.record_renewal(7, epoch(3), 2);
+        assert_eq!((asked().await, counters.highest(7)), (1, (3, 2)));
         advance(REPORT_INTERVAL).await;
-        memory.record_renewal(7, epoch(3), 3);
+        counters.record_renewal(7, epoch(3), 3);
         assert_eq!(asked().await, 2);
         // A grant reported the epoch just before this renewal.
         advance(REPORT_INTERVAL).await;
-        memory.record_grant(7, epoch(3), 4).await.unwrap();
-        memory.record_renewal(7, epoch(3), 4);
+        counters.record_grant(7, epoch(3), 4).await.unwrap();
+        counters.record_renewal(7, epoch(3), 4);
         assert_eq!(asked().await, 3);
     }
 
@@ -389,15 +389,15 @@ mod tests {
     async fn waiters_for_a_failed_attempt_fail_with_it() {
         let source = Forgetful::default();
         source.down.store(true, SeqCst);
-        let memory = KnownCounters::new(Arc::new(source.clone()));
+        let counters = KnownCounters::new(Arc::new(source.clone()));
         let began = Instant::now();
-        let asking = (0..100).map(|n| memory.record_grant(7, epoch(1), n));
+        let asking = (0..100).map(|n| counters.record_grant(7, epoch(1), n));
         let outcomes = join_all(asking).await;
         assert!(outcomes.iter().all(Result::is_err));
         assert_eq!(source.asked.load(SeqCst), 1);
         assert!(began.elapsed() < Duration::from_secs(2));
         // The next request tries again.
         source.down.store(false, SeqCst);
-        memory.record_grant(7, epoch(1), 1).await.unwrap();
+        counters.record_grant(7, epoch(1), 1).await.unwrap();
     }
 }

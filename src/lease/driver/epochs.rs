@@ -29,10 +29,10 @@ impl<B: Backend> Store<B> {
         resource: &Resource,
         step: Step<'_>,
     ) -> Result<Reply, LeaseError> {
-        let Some(memory) = &self.memory else {
+        let Some(counters) = &self.counters else {
             return self.execute(resource, step).await;
         };
-        memory.learn_source().await?;
+        counters.learn_source().await?;
         for _ in 0..ATTEMPTS {
             let reply = self.execute(resource, step).await?;
             let Reply::Granted(Granted {
@@ -44,7 +44,7 @@ impl<B: Backend> Store<B> {
                 return Ok(reply);
             };
             let granted_at = Instant::now();
-            let recorded = memory.record_grant(partition_of(resource), epoch, n);
+            let recorded = counters.record_grant(partition_of(resource), epoch, n);
             if recorded.await? && granted_at.elapsed() < ttl / 2 {
                 return Ok(reply);
             }
@@ -63,10 +63,10 @@ impl<B: Backend> Store<B> {
         step: Step<'_>,
     ) -> Result<Reply, LeaseError> {
         let reply = self.execute(resource, step).await?;
-        if let (Some(memory), Reply::Granted(granted)) = (&self.memory, &reply)
+        if let (Some(counters), Reply::Granted(granted)) = (&self.counters, &reply)
             && let Some((epoch, n)) = granted.counted
         {
-            memory.record_renewal(partition_of(resource), epoch, n);
+            counters.record_renewal(partition_of(resource), epoch, n);
         }
         Ok(reply)
     }
@@ -88,7 +88,7 @@ impl<B: Backend> Store<B> {
                 // because an earlier request may have begun the epoch by now.
                 (Reply::NeedsEpoch(_) | Reply::Behind, None) => {
                     let partition = partition_of(resource);
-                    flight = Some(self.memory()?.flight(partition).await?);
+                    flight = Some(self.counters()?.flight(partition).await?);
                 }
                 (Reply::NeedsEpoch(counter), Some(_)) => {
                     if let Err(error) = self.begin_epoch(resource, &counter).await {
@@ -108,8 +108,8 @@ impl<B: Backend> Store<B> {
                 }
                 // A renewal that keeps its token reads the id of the source only now, because only
                 // this reply depends on it.
-                (Reply::OtherSource(_), _) if self.memory()?.source().is_none() => {
-                    self.memory()?.learn_source().await?;
+                (Reply::OtherSource(_), _) if self.counters()?.source().is_none() => {
+                    self.counters()?.learn_source().await?;
                 }
                 (Reply::OtherSource(theirs), _) => {
                     return Err(fail(flight, self.mismatch(resource, theirs)));
@@ -127,7 +127,10 @@ impl<B: Backend> Store<B> {
         counter: &BlankCounter,
     ) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
-        let epoch = self.memory()?.next_epoch(partition, counter.epoch).await?;
+        let epoch = self
+            .counters()?
+            .next_epoch(partition, counter.epoch)
+            .await?;
         let seen = self.seen(resource);
         let began = self.backend.begin_epoch(resource, counter, epoch, seen);
         if began.await? {
@@ -140,16 +143,19 @@ impl<B: Backend> Store<B> {
     /// Returns the highest state of the counter of a resource's partition that this process has
     /// seen.
     pub(super) fn seen(&self, resource: &Resource) -> Seen<'_> {
-        Counters::of(self.memory.as_deref()).seen(resource)
+        Counters::of(self.counters.as_deref()).seen(resource)
     }
 
-    fn memory(&self) -> Result<&Arc<KnownCounters>, LeaseError> {
-        let memory = self.memory.as_ref();
-        memory.ok_or_else(|| LeaseError::misconfigured(NoEpochs))
+    fn counters(&self) -> Result<&Arc<KnownCounters>, LeaseError> {
+        let counters = self.counters.as_ref();
+        counters.ok_or_else(|| LeaseError::misconfigured(NoEpochs))
     }
 
     fn mismatch(&self, resource: &Resource, theirs: String) -> LeaseError {
-        let ours = self.memory.as_ref().and_then(|memory| memory.source());
+        let ours = self
+            .counters
+            .as_ref()
+            .and_then(|counters| counters.source());
         LeaseError::misconfigured(SourceMismatch {
             key_prefix: self.backend.key_prefix().into(),
             partition: partition_of(resource),

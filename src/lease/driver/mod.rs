@@ -65,7 +65,7 @@ pub struct Driver<B> {
 /// Backend, and the highest states of its counters that this process has seen.
 struct Store<B> {
     backend: Arc<B>,
-    memory: Option<Arc<KnownCounters>>,
+    counters: Option<Arc<KnownCounters>>,
 }
 
 impl<B: Backend> Driver<B> {
@@ -85,7 +85,7 @@ impl<B: Backend> Driver<B> {
         Self {
             store: Arc::new(Store {
                 backend: Arc::new(backend),
-                memory: epochs.map(KnownCounters::new),
+                counters: epochs.map(KnownCounters::new),
             }),
             listener: Arc::new(Listener::new(turns.clone())),
             turns,
@@ -124,7 +124,7 @@ impl<B: Backend> Driver<B> {
     pub(super) fn with_backend(self, backend: B) -> Self {
         let store = Store {
             backend: Arc::new(backend),
-            memory: self.store.memory.clone(),
+            counters: self.store.counters.clone(),
         };
         let turns = Turns::new(self.turns.0.max_waiters);
         Self {
@@ -161,10 +161,10 @@ impl<B: Backend> Leases for Driver<B> {
             new_token: request.new_token,
             at_least: request.at_least,
         };
-        if let (Some(memory), Some(_)) = (&self.store.memory, request.at_least) {
+        if let (Some(counters), Some(_)) = (&self.store.counters, request.at_least) {
             // The resource has received a token that is higher than the lease's, so the epoch may
             // have ended.
-            memory.doubt(partition_of(resource));
+            counters.doubt(partition_of(resource));
         }
         let renew = || async {
             let step = Step::Renew(&renewal);
@@ -221,7 +221,7 @@ impl<B: Backend> Leases for Driver<B> {
 
 impl<B: Backend> LeaseAdmin for Driver<B> {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        let counters = Counters::of(self.store.memory.as_deref());
+        let counters = Counters::of(self.store.counters.as_deref());
         self.store.backend.page(limit, cursor, counters).await
     }
 
