@@ -19,11 +19,11 @@ use tokio::time::Instant;
 
 use super::{
     LeaseError,
-    single_flight::{Flight, SingleFlight},
+    single_flight::{Flight, OnceFlight, SingleFlight},
 };
 use crate::{
     chain::Chain,
-    epochs::{Epoch, EpochError, Epochs},
+    epochs::{Epoch, EpochError, Epochs, SourceId},
 };
 
 /// Minimum interval at which an epoch is re-reported to its source.
@@ -31,15 +31,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct KnownCounters {
     epochs: Arc<dyn Epochs>,
-    source: Source,
+    source: OnceFlight<SourceId>,
     partitions: Box<[Partition]>,
-}
-
-/// Source of the epochs, if it is known.
-#[derive(Default)]
-struct Source {
-    id: std::sync::OnceLock<crate::epochs::SourceId>,
-    flight: SingleFlight,
 }
 
 #[derive(Default)]
@@ -71,29 +64,20 @@ impl KnownCounters {
     pub(super) fn new(epochs: Arc<dyn Epochs>) -> Arc<Self> {
         Arc::new(Self {
             epochs,
-            source: Source::default(),
+            source: OnceFlight::default(),
             partitions: (0..=u8::MAX).map(|_| Partition::default()).collect(),
         })
     }
 
     /// Returns the source of the epochs, if it is known.
-    pub(super) fn source(&self) -> Option<&crate::epochs::SourceId> {
-        self.source.id.get()
+    pub(super) fn source(&self) -> Option<&SourceId> {
+        self.source.get()
     }
 
     /// Reads the id of the source of the epochs, unless it is known.
     pub(super) async fn learn_source(&self) -> Result<(), LeaseError> {
-        if self.source().is_some() {
-            return Ok(());
-        }
-        let flight = self.source.flight.begin().await?;
-        if self.source().is_none() {
-            match self.epochs.source_id().await {
-                Ok(id) => drop(self.source.id.set(id)),
-                Err(error) => return Err(flight.fail(LeaseError::from(error))),
-            }
-        }
-        Ok(())
+        let source_id = || async { Ok(self.epochs.source_id().await?) };
+        self.source.determine(source_id).await
     }
 
     /// Returns the highest epoch and number that this process has seen in a partition.
@@ -239,7 +223,7 @@ mod tests {
     use tokio::time::{advance, sleep};
 
     use super::*;
-    use crate::epochs::{EpochFuture, SourceId};
+    use crate::epochs::EpochFuture;
 
     /// Source that can lose epochs and become unreachable.
     #[derive(Clone, Default)]

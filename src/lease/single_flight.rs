@@ -1,5 +1,8 @@
 //! Single-flight execution: requests that wait for an attempt share its failure.
 
+use std::sync::OnceLock;
+
+use derive_where::derive_where;
 use tokio::{
     sync::{Mutex, MutexGuard},
     time::Instant,
@@ -36,5 +39,41 @@ impl Flight<'_> {
     pub(super) fn fail(mut self, error: LeaseError) -> LeaseError {
         *self.0 = Some((Instant::now(), error.clone()));
         error
+    }
+}
+
+/// Value that is determined once. One attempt at a time determines it, until an attempt succeeds.
+#[derive_where(Default)]
+pub(super) struct OnceFlight<T> {
+    value: OnceLock<T>,
+    flight: SingleFlight,
+}
+
+impl<T> OnceFlight<T> {
+    /// Returns the value, if it is known.
+    pub(super) fn get(&self) -> Option<&T> {
+        self.value.get()
+    }
+
+    /// Makes an attempt to determine the value, unless the value is known.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of this attempt, or of an attempt that ended during the wait.
+    pub(super) async fn determine<F>(&self, attempt: impl FnOnce() -> F) -> Result<(), LeaseError>
+    where
+        F: Future<Output = Result<T, LeaseError>>,
+    {
+        if self.get().is_some() {
+            return Ok(());
+        }
+        let flight = self.flight.begin().await?;
+        if self.get().is_none() {
+            match attempt().await {
+                Ok(value) => drop(self.value.set(value)),
+                Err(error) => return Err(flight.fail(error)),
+            }
+        }
+        Ok(())
     }
 }

@@ -35,19 +35,9 @@ impl Scripts {
     /// Returns [`LeaseError::Unavailable`] if the server does not respond, and
     /// [`LeaseError::Misconfigured`] if it cannot be used.
     pub(super) async fn check_once(&self) -> Result<(), LeaseError> {
-        if self.checked().get().is_some() {
-            return Ok(());
-        }
-        let flight = self.check_flight().begin().await?;
-        if self.checked().get().is_none() {
-            // Box this future, so that it does not enlarge every future that may run the checks.
-            let checking: BoxFuture<'_, _> = Box::pin(self.check_server());
-            match checking.await {
-                Ok(()) => drop(self.checked().set(())),
-                Err(error) => return Err(flight.fail(error)),
-            }
-        }
-        Ok(())
+        // Box this future, so that it does not enlarge every future that may run the checks.
+        let check = || -> BoxFuture<'_, _> { Box::pin(self.check_server()) };
+        self.checked.determine(check).await
     }
 
     /// Refuses a server whose replication id cannot be read, or on which issuers cannot notify each

@@ -1,9 +1,6 @@
 //! Lua scripts and their keys.
 
-use std::{
-    sync::OnceLock,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use redis::FromRedisValue;
 
@@ -17,7 +14,7 @@ use crate::{
     lease::{
         Held, LeaseError, Owner,
         backend::{Ask, BlankCounter, End, Renewal, Reply, Seen, Waits},
-        single_flight::SingleFlight,
+        single_flight::OnceFlight,
         time::{of_ms, whole_ms},
     },
     token::{Resource, Token},
@@ -41,8 +38,7 @@ macro_rules! script {
 pub(super) struct Scripts {
     server: Server,
     /// Set when the server has passed the checks.
-    checked: OnceLock<()>,
-    check_flight: SingleFlight,
+    pub(super) checked: OnceFlight<()>,
     key_prefix: Box<str>,
     abandon: Script,
     acquire: Script,
@@ -71,22 +67,13 @@ impl Scripts {
             release: script(script!("lua/release_first.lua", "lua/release.lua")),
             renew: script(script!("lua/renew.lua")),
             server,
-            checked: OnceLock::new(),
-            check_flight: SingleFlight::default(),
+            checked: OnceFlight::default(),
             key_prefix: key_prefix.into(),
         }
     }
 
     pub(super) const fn server(&self) -> &Server {
         &self.server
-    }
-
-    pub(super) const fn checked(&self) -> &OnceLock<()> {
-        &self.checked
-    }
-
-    pub(super) const fn check_flight(&self) -> &SingleFlight {
-        &self.check_flight
     }
 
     pub(super) fn key_prefix(&self) -> &str {
