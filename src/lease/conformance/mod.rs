@@ -195,8 +195,7 @@ pub struct CountedEpochs(AtomicI64);
 impl Epochs for CountedEpochs {
     fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let before = self.0.fetch_max(at_least.get() - 1, SeqCst);
-            let _ = before;
+            self.0.fetch_max(at_least.get() - 1, SeqCst);
             Epoch::new(self.0.fetch_add(1, SeqCst) + 1)
         })
     }

@@ -81,12 +81,18 @@ impl<B: Backend> Driver<B> {
     }
 
     pub(super) fn build(backend: B, epochs: Option<Arc<dyn Epochs>>) -> Self {
-        let turns = Turns::new(MAX_WAITERS);
+        let store = Store {
+            backend: Arc::new(backend),
+            counters: epochs.map(KnownCounters::new),
+        };
+        Self::with_queue(Arc::new(store), MAX_WAITERS)
+    }
+
+    /// Creates a driver with an empty queue.
+    fn with_queue(store: Arc<Store<B>>, max_waiters: usize) -> Self {
+        let turns = Turns::new(max_waiters);
         Self {
-            store: Arc::new(Store {
-                backend: Arc::new(backend),
-                counters: epochs.map(KnownCounters::new),
-            }),
+            store,
             listener: Arc::new(Listener::new(turns.clone())),
             turns,
         }
@@ -99,10 +105,8 @@ impl<B: Backend> Driver<B> {
     /// request needs about 25 KB of memory. In etcd, it also needs a key, and each resource with
     /// waiting requests needs a connection. Call this method before the store is cloned.
     #[must_use]
-    pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.turns = Turns::new(limit);
-        self.listener = Arc::new(Listener::new(self.turns.clone()));
-        self
+    pub fn max_waiters(self, limit: usize) -> Self {
+        Self::with_queue(self.store, limit)
     }
 
     /// Announces each grant of these leases to `resources`, for example a `Fence`, before returning
@@ -126,12 +130,7 @@ impl<B: Backend> Driver<B> {
             backend: Arc::new(backend),
             counters: self.store.counters.clone(),
         };
-        let turns = Turns::new(self.turns.0.max_waiters);
-        Self {
-            store: Arc::new(store),
-            listener: Arc::new(Listener::new(turns.clone())),
-            turns,
-        }
+        Self::with_queue(Arc::new(store), self.turns.0.max_waiters)
     }
 
     /// Makes sure that the store notifies this process of turns in the queue of the resource.
