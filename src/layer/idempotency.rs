@@ -47,7 +47,7 @@ pub struct Idempotency {
     required: bool,
     ttl: Duration,
     wait: Option<Duration>,
-    scope: Option<Arc<dyn Scope>>,
+    scope: Option<Arc<Scope>>,
     principal: Option<Arc<Principal>>,
     pub(super) response_limit_bytes: usize,
     pub(super) stored_headers: Arc<[HeaderName]>,
@@ -117,7 +117,10 @@ impl Idempotency {
     /// Whatever the scope is, a repetition must name the same resources.
     #[must_use]
     pub fn scope(mut self, scope: impl ResourceFrom) -> Self {
-        self.scope = Some(Arc::new(scope));
+        self.scope = Some(Arc::new(move |parts| {
+            let scope = scope.clone();
+            Box::pin(async move { scope.resources_from(parts).await })
+        }));
         self
     }
 
@@ -203,7 +206,7 @@ impl Idempotency {
         };
         let scope = match &self.scope {
             Some(scope) => {
-                let names = timeout(answer_timeout, scope.names(parts)).await;
+                let names = timeout(answer_timeout, scope(parts)).await;
                 let names = names.unwrap_or(Err(ResourceError::Unavailable))?;
                 if names.as_slice().is_empty() {
                     // Otherwise all requests that name no scope would share their keys.
@@ -247,6 +250,9 @@ impl Idempotency {
     }
 }
 
+/// Function that returns the names of a request's scope.
+type Scope = dyn Fn(&mut Parts) -> BoxFuture<'_, Result<Resources, ResourceError>> + Send + Sync;
+
 /// Function that returns a digest of a request's principal.
 type Principal = dyn Fn(&Parts) -> [u8; 32] + Send + Sync;
 
@@ -268,21 +274,6 @@ fn authorization(headers: &HeaderMap) -> Result<[u8; 32], Refusal> {
 
 fn resources(claims: &Claims) -> [u8; 32] {
     digest("resources", claims.iter().map(|claim| &claim.resource))
-}
-
-/// [`ResourceFrom`] as an object-safe trait.
-trait Scope: Send + Sync {
-    fn names<'a>(&'a self, parts: &'a mut Parts)
-    -> BoxFuture<'a, Result<Resources, ResourceError>>;
-}
-
-impl<R: ResourceFrom> Scope for R {
-    fn names<'a>(
-        &'a self,
-        parts: &'a mut Parts,
-    ) -> BoxFuture<'a, Result<Resources, ResourceError>> {
-        Box::pin(self.resources_from(parts))
-    }
 }
 
 /// Returns a digest that does not depend on the order of the names. The separator is a line break,
