@@ -313,7 +313,6 @@ impl IntoResponse for Refusal {
 
 #[cfg(test)]
 mod tests {
-    use http::header;
     use serde_json::{Value, json};
 
     use super::*;
@@ -331,12 +330,6 @@ mod tests {
             by_floor,
             used,
         }
-    }
-
-    fn asks_again_after(refusal: Refusal) -> Option<Value> {
-        let response = refusal.into_response();
-        let after = response.headers().get(header::RETRY_AFTER)?;
-        Some(after.to_str().unwrap().into())
     }
 
     #[test]
@@ -366,24 +359,5 @@ mod tests {
         let line = "refused a token that was used already";
         assert!(log.contains("WARN") && log.contains(line), "{log}");
         assert!(!log.contains("stale writer"), "{log}");
-    }
-
-    #[test]
-    fn temporary_refusal_has_a_retry_after() {
-        let late = Refusal::HandlerTimeout(Duration::from_secs(30));
-        for passing in [late, Refusal::KeyInFlight] {
-            assert_eq!(asks_again_after(passing), Some(json!("1")));
-        }
-        for lasting in [Refusal::KeyMismatch, Refusal::NotWritten] {
-            assert_eq!(asks_again_after(lasting), None);
-        }
-    }
-
-    #[test]
-    fn stale_token_is_distinguished_from_other_reasons() {
-        let stale = stale(false, false);
-        let refusal = Refusal::from(AdmitError::Stale(stale.clone()));
-        assert_eq!(refusal.stale(), Some(&stale));
-        assert_eq!(Refusal::KeyMismatch.stale(), None);
     }
 }
