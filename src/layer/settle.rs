@@ -186,9 +186,8 @@ impl<DB: FenceDatabase> Ending<DB> {
             let _ = terminating.await;
         }
         let error = match (verdict(outcome, &place), place) {
+            // Dropping a transaction that is still open rolls it back.
             (Verdict::Answer, _) => return Ok(()),
-            // Dropping the transaction rolls it back.
-            (Verdict::Leave, _) => return Ok(()),
             (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
                 return Ok(fence.fail(transaction, claims).await?);
             }

@@ -89,10 +89,8 @@ pub(super) enum Verdict {
     /// Roll back and raise the fence, so that older tokens are stale and the token stays usable.
     /// Return the handler's response.
     Raise,
-    /// Roll back and leave the fence unchanged, because the response rejects the client. Return the
-    /// handler's response.
-    Leave,
-    /// Leave the transaction and the fence unchanged. Return the handler's response.
+    /// Leave the fence unchanged, and roll back if the transaction is open. Return the handler's
+    /// response.
     Answer,
     /// Leave the transaction and the fence unchanged. Return an error, because the handler reports
     /// a success although nothing was written.
@@ -109,7 +107,7 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Pending | Place::Beginning | Place::Refused(_), Served::Success) => Verdict::Refuse,
         (Place::Pending | Place::Beginning | Place::Refused(_), _) => Verdict::Answer,
         (Place::Home { .. }, Served::Success) => Verdict::Commit,
-        (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Leave,
+        (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Answer,
         // A rollback would release the row lock before the raise, so an older write could follow
         // the read.
         (Place::Home { .. }, Served::Failure) if outcome.is_finding() => Verdict::Commit,
@@ -168,8 +166,7 @@ mod tests {
     #[test]
     fn every_combination() {
         use Verdict::{
-            Answer as Ans, Commit as Com, Leave as Lea, Raise as Rai, RaiseAndRefuse as Bad,
-            Refuse as Ref,
+            Answer as Ans, Commit as Com, Raise as Rai, RaiseAndRefuse as Bad, Refuse as Ref,
         };
         let home = |used| Place::Home {
             transaction: (),
@@ -190,9 +187,9 @@ mod tests {
         ];
         let success = [Ref, Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad, Bad];
         let failure = [Ans, Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
-        let refused = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Ans, Bad, Ans];
+        let refused = [Ans, Ans, Ans, Ans, Ans, Ans, Ans, Ans, Ans, Bad, Ans];
         // The response is a failure only if the handler used the transaction.
-        let unread = [Ans, Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
+        let unread = [Ans, Ans, Ans, Ans, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         // The status, the expected verdicts, and the expected verdicts if the response requests a
         // rollback.
         let table = [
