@@ -73,35 +73,24 @@ pub trait Leases: Send + Sync + 'static {
 }
 
 impl<L: Leases> Leases for Arc<L> {
-    fn acquire(
-        &self,
-        resource: &Resource,
-        request: Acquire,
-    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send {
-        L::acquire(self, resource, request)
+    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        L::acquire(self, resource, request).await
     }
 
-    fn renew(
+    async fn renew(
         &self,
         resource: &Resource,
         id: &LeaseId,
         request: Renew,
-    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send {
-        L::renew(self, resource, id, request)
+    ) -> Result<Lease, LeaseError> {
+        L::renew(self, resource, id, request).await
     }
 
-    fn release(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-    ) -> impl Future<Output = Result<(), LeaseError>> + Send {
-        L::release(self, resource, id)
+    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        L::release(self, resource, id).await
     }
 
-    fn inspect(
-        &self,
-        resource: &Resource,
-    ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send {
-        L::inspect(self, resource)
+    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        L::inspect(self, resource).await
     }
 }
