@@ -17,7 +17,7 @@ use sqlx::{
 use tower_fence::{
     Resource, Token,
     lease::{
-        Backend, Driver, Held, LeaseError, ListError, Owner, Page,
+        Backend, Driver, Held, LeaseError, Owner, Page,
         backend::{Ask, Counters, End, Granted, Renewal, Reply, Seen, Step, Waits},
     },
 };
@@ -234,10 +234,12 @@ impl Backend for SqlTable {
         limit: usize,
         cursor: Option<&str>,
         _: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         let after = match cursor {
             None => "",
-            Some(cursor) => cursor.strip_prefix("after:").ok_or(ListError::Cursor)?,
+            Some(cursor) => cursor
+                .strip_prefix("after:")
+                .ok_or_else(LeaseError::invalid_cursor)?,
         };
         let limit = limit.max(1);
         let held = self.held("", after, limit).await;

@@ -11,7 +11,7 @@ use super::http_error::HttpError;
 use crate::{
     announce::Announce,
     lease::{
-        Acquire, Announced, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page,
+        Acquire, Announced, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page,
         ReleaseGuard, Renew,
     },
     token::{Resource, Token},
@@ -235,25 +235,22 @@ impl Leases for HttpLeases {
 }
 
 impl LeaseAdmin for HttpLeases {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
         let mut url = self.url(&[])?;
         url.query_pairs_mut()
             .append_pair("limit", &limit.to_string());
         match cursor {
             None => {}
             // The issuer treats an empty cursor like a missing one, so it must not be sent.
-            Some("") => return Err(ListError::Cursor),
+            Some("") => return Err(LeaseError::invalid_cursor()),
             Some(cursor) => {
                 url.query_pairs_mut().append_pair("cursor", cursor);
             }
         }
         let sent = self.0.client.get(url);
         let answer = self.send(sent, Duration::ZERO).await?;
-        match read::<PageBody>(None, StatusCode::OK, &answer) {
-            Ok(page) => Ok(page.into()),
-            Err(LeaseError::Invalid { field, .. }) if field == "cursor" => Err(ListError::Cursor),
-            Err(error) => Err(error.into()),
-        }
+        let page: PageBody = read(None, StatusCode::OK, &answer)?;
+        Ok(page.into())
     }
 
     async fn break_lease(

@@ -14,11 +14,7 @@ use super::{
     request::{ResourcePath, body_bytes, invalid},
     response::{self, Rejection},
 };
-use crate::{
-    lease::{LeaseAdmin, ListError},
-    token::Token,
-    wire::BreakBody,
-};
+use crate::{lease::LeaseAdmin, token::Token, wire::BreakBody};
 
 /// Range of `limit`, the maximum number of leases in a page.
 pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
@@ -52,11 +48,8 @@ pub(super) async fn list<L: LeaseAdmin>(
         ));
     }
     let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());
-    match leases.list(limit, cursor.as_deref()).await {
-        Ok(page) => Ok(response::page(&page)),
-        Err(ListError::Cursor) => Err(invalid("cursor", ListError::Cursor)),
-        Err(ListError::Lease(error)) => Err(error.into()),
-    }
+    let page = leases.list(limit, cursor.as_deref()).await?;
+    Ok(response::page(&page))
 }
 
 /// Breaks a lease and removes its lock delay. If a token is given, breaks the lease only if it has

@@ -19,13 +19,13 @@ pub trait LeaseAdmin: Leases {
     ///
     /// # Errors
     ///
-    /// - [`ListError::Cursor`] if no earlier page returned `cursor`.
-    /// - [`ListError::Lease`] if the store is unreachable.
+    /// - [`LeaseError::Invalid`] with the field `cursor` if no earlier page returned `cursor`.
+    /// - [`LeaseError::Unavailable`] if the store is unreachable.
     fn list(
         &self,
         limit: usize,
         cursor: Option<&str>,
-    ) -> impl Future<Output = Result<Page, ListError>> + Send;
+    ) -> impl Future<Output = Result<Page, LeaseError>> + Send;
 
     /// Breaks the lease on a resource, without the lease id, and removes the lock delay. Returns
     /// false if no lease was held.
@@ -51,7 +51,7 @@ pub trait LeaseAdmin: Leases {
     /// # Errors
     ///
     /// Returns the errors of [`list`](Self::list).
-    fn live_tokens(&self) -> impl Future<Output = Result<LiveTokens, ListError>> + Send {
+    fn live_tokens(&self) -> impl Future<Output = Result<LiveTokens, LeaseError>> + Send {
         async {
             let mut live = LiveTokens::default();
             let mut cursor = None;
@@ -85,16 +85,4 @@ impl Page {
     pub const fn new(leases: Vec<(Resource, Held)>, cursor: Option<String>) -> Self {
         Self { leases, cursor }
     }
-}
-
-/// Error returned when a page could not be read.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ListError {
-    /// No earlier page returned the cursor.
-    #[error("invalid cursor: pass the cursor of the previous page unchanged")]
-    Cursor,
-    /// The store is unreachable.
-    #[error(transparent)]
-    Lease(#[from] LeaseError),
 }

@@ -33,8 +33,8 @@ use derive_where::derive_where;
 use tokio::time::Instant;
 
 use super::{
-    Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, ReleaseGuard,
-    Renew, backend::Expiring, time::after,
+    Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, ReleaseGuard, Renew,
+    backend::Expiring, time::after,
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
@@ -361,7 +361,7 @@ fn unknown_lease(error: LeaseError) -> LeaseError {
 }
 
 impl<L: LeaseAdmin, A: Announce + 'static> LeaseAdmin for Announced<L, A> {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
         self.leases.list(limit, cursor).await
     }
 

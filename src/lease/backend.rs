@@ -17,7 +17,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Held, LeaseError, ListError, Owner, Page, Turns, counters::KnownCounters};
+use super::{Held, LeaseError, Owner, Page, Turns, counters::KnownCounters};
 pub use super::{expiring::Expiring, names::Names};
 use crate::{
     announce::LeaseDigest,
@@ -84,14 +84,14 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns [`ListError::Cursor`] if this store cannot have returned the cursor, and the errors
-    /// of [`step`](Self::step).
+    /// Returns [`LeaseError::invalid_cursor`] if this store cannot have returned the cursor, and
+    /// the errors of [`step`](Self::step).
     fn page(
         &self,
         limit: usize,
         cursor: Option<&str>,
         counters: Counters<'_>,
-    ) -> impl Future<Output = Result<Page, ListError>> + Send;
+    ) -> impl Future<Output = Result<Page, LeaseError>> + Send;
 
     /// Receives notifications about requests in the store's queue, until the connection is lost.
     ///

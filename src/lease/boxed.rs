@@ -4,12 +4,10 @@ use std::{fmt, sync::Arc};
 
 use futures_util::future::BoxFuture;
 
-use super::{
-    Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, Renew,
-};
+use super::{Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew};
 use crate::token::{Resource, Token};
 
-type Answer<'a, T, E = LeaseError> = BoxFuture<'a, Result<T, E>>;
+type Answer<'a, T> = BoxFuture<'a, Result<T, LeaseError>>;
 
 /// [`Leases`] and [`LeaseAdmin`] without generics, for trait objects.
 trait DynLeases: Send + Sync {
@@ -26,7 +24,7 @@ trait DynLeases: Send + Sync {
 
     fn inspect<'a>(&'a self, resource: &'a Resource) -> Answer<'a, Option<Held>>;
 
-    fn list<'a>(&'a self, limit: usize, cursor: Option<&'a str>) -> Answer<'a, Page, ListError>;
+    fn list<'a>(&'a self, limit: usize, cursor: Option<&'a str>) -> Answer<'a, Page>;
 
     fn break_lease<'a>(&'a self, resource: &'a Resource, seen: Option<Token>) -> Answer<'a, bool>;
 }
@@ -53,7 +51,7 @@ impl<L: LeaseAdmin> DynLeases for L {
         Box::pin(Leases::inspect(self, resource))
     }
 
-    fn list<'a>(&'a self, limit: usize, cursor: Option<&'a str>) -> Answer<'a, Page, ListError> {
+    fn list<'a>(&'a self, limit: usize, cursor: Option<&'a str>) -> Answer<'a, Page> {
         Box::pin(LeaseAdmin::list(self, limit, cursor))
     }
 
@@ -111,7 +109,7 @@ impl Leases for BoxLeases {
 }
 
 impl LeaseAdmin for BoxLeases {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
         self.0.list(limit, cursor).await
     }
 

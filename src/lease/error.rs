@@ -72,6 +72,16 @@ impl LeaseError {
         Self::Misconfigured(Arc::new(cause))
     }
 
+    /// Creates an [`Invalid`](Self::Invalid) error with the field `cursor`, for a cursor that the
+    /// store cannot have returned.
+    #[must_use]
+    pub fn invalid_cursor() -> Self {
+        Self::Invalid {
+            field: "cursor".into(),
+            detail: "pass the cursor of the previous page unchanged".into(),
+        }
+    }
+
     /// Creates a [`Lost`](Self::Lost) error, for a lease that is not held under the given id.
     #[must_use]
     pub fn lost(resource: &Resource) -> Self {

@@ -88,7 +88,7 @@ pub(crate) use self::redis::fuzz;
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
 pub use self::{
-    admin::{LeaseAdmin, ListError, Page},
+    admin::{LeaseAdmin, Page},
     announced::Announced,
     backend::Backend,
     boxed::BoxLeases,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::ListError;
+use super::LeaseError;
 use crate::token::Resource;
 
 /// Prefix of a page's cursor. The last name of the page follows it.
@@ -28,11 +28,12 @@ impl<'a> Names<'a> {
     ///
     /// # Errors
     ///
-    /// Returns [`ListError::Cursor`] if `cursor` does not have the form of a cursor of this type.
-    pub fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, ListError> {
+    /// Returns [`LeaseError::invalid_cursor`] if `cursor` does not have the form of a cursor of
+    /// this type.
+    pub fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, LeaseError> {
         let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
         Ok(Self {
-            after: after.ok_or(ListError::Cursor)?,
+            after: after.ok_or_else(LeaseError::invalid_cursor)?,
             // An empty page would end the listing, because it has no last name for a cursor.
             limit: limit.clamp(1, usize::MAX - 1),
             names: BTreeSet::new(),

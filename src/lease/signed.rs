@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use derive_where::derive_where;
 
-use super::{
-    Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, Renew,
-};
+use super::{Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew};
 use crate::{
     token::{Resource, Token},
     token_keys::TokenKeys,
@@ -89,7 +87,7 @@ impl<L: Leases> Leases for Signed<L> {
 }
 
 impl<L: LeaseAdmin> LeaseAdmin for Signed<L> {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
         self.leases.list(limit, cursor).await
     }
 

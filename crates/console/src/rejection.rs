@@ -9,7 +9,7 @@ use tower_fence::{
     AdmitError,
     fence::ResetError,
     issuer,
-    lease::{LeaseError, ListError},
+    lease::LeaseError,
     problem::{Problem, ProblemType},
 };
 
@@ -46,16 +46,6 @@ impl Rejection {
 impl From<LeaseError> for Rejection {
     fn from(error: LeaseError) -> Self {
         Self::Lease(error)
-    }
-}
-
-impl From<ListError> for Rejection {
-    fn from(error: ListError) -> Self {
-        match error {
-            ListError::Cursor => Self::invalid("cursor", error),
-            ListError::Lease(error) => error.into(),
-            other => Self::Lease(LeaseError::misconfigured(other)),
-        }
     }
 }
 

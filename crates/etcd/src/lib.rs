@@ -60,7 +60,7 @@ use tower_fence::{
     Resource,
     epochs::Epoch,
     lease::{
-        Backend, Driver, Held, LeaseError, ListError, Page, Turns,
+        Backend, Driver, Held, LeaseError, Page, Turns,
         backend::{BlankCounter, Counters, Reply, Seen, Step},
     },
 };
@@ -153,7 +153,7 @@ impl Backend for EtcdBackend {
         limit: usize,
         cursor: Option<&str>,
         counters: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         self.etcd.page(limit, cursor, counters).await
     }
 

@@ -9,7 +9,7 @@ use tower_fence::{
     Resource,
     epochs::partition_of,
     lease::{
-        Held, LeaseError, ListError, Page,
+        Held, LeaseError, Page,
         backend::{Counters, Seen},
     },
 };
@@ -68,12 +68,12 @@ impl Etcd {
         limit: usize,
         cursor: Option<&str>,
         counters: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         let (prefix, end) = self.keys.leases();
         let first = match cursor {
             None => prefix.clone().into_bytes(),
             Some(cursor) => {
-                let last = read_cursor(cursor).ok_or(ListError::Cursor)?;
+                let last = read_cursor(cursor).ok_or_else(LeaseError::invalid_cursor)?;
                 // The next page begins at the smallest key after the last one.
                 [prefix.as_bytes(), last.as_slice(), b"\0"].concat()
             }
@@ -87,9 +87,9 @@ impl Etcd {
             get(&self.keys.incarnation()),
             get_range(&self.keys.counters()),
         ];
-        let answer = self.txn(&[], &reads, &[]).await.map_err(LeaseError::from)?;
+        let answer = self.txn(&[], &reads, &[]).await?;
         let header = answer.header;
-        let log = self.log_after(&header).await.map_err(LeaseError::from)?;
+        let log = self.log_after(&header).await?;
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default();
         let (found, incarnation, rows) = (read(), read().kvs.into_iter().next(), read().kvs);

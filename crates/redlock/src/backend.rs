@@ -7,7 +7,7 @@ use tower_fence::{
     Resource,
     epochs::Epoch,
     lease::{
-        Backend, Driver, Held, LeaseError, ListError, Page,
+        Backend, Driver, Held, LeaseError, Page,
         backend::{BlankCounter, Counters, End, Expiring, Reply, Seen, Step},
     },
 };
@@ -116,7 +116,7 @@ impl Backend for QuorumBackend {
         limit: usize,
         cursor: Option<&str>,
         _: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         self.list(limit, cursor).await
     }
 

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tower_fence::{
     Resource, Token,
     epochs::partition_of,
-    lease::{Held, ListError, Owner, Page, backend::Names},
+    lease::{Held, LeaseError, Owner, Page, backend::Names},
 };
 
 use super::{
@@ -26,7 +26,11 @@ const SCAN_SIZE: usize = 1_000;
 impl QuorumBackend {
     /// Lists held leases. If a minority of the nodes does not reply, the others still find every
     /// lease that a majority has.
-    pub(crate) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    pub(crate) async fn list(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<Page, LeaseError> {
         let nodes = &self.nodes;
         let mut names = Names::after(cursor, limit)?;
         let begin = nodes.scripts().lease_key_prefix();
@@ -53,7 +57,7 @@ impl QuorumBackend {
         let read = |_| Some(nodes.scripts().read(&resources));
         let answers = nodes.ask("", read).await?;
         if !answers.are_enough() {
-            return Err(answers.no_majority().into());
+            return Err(answers.no_majority());
         }
         let places = resources.into_iter().enumerate();
         let held = places.filter_map(|(place, resource)| {
@@ -96,7 +100,7 @@ pub(crate) fn held_by(answers: &Answers, place: usize, needed: usize) -> Option<
 }
 
 /// Scans the lease keys of one node.
-async fn scan<'a>(node: &Node, begin: &str, mut names: Names<'a>) -> Result<Names<'a>, ListError> {
+async fn scan<'a>(node: &Node, begin: &str, mut names: Names<'a>) -> Result<Names<'a>, LeaseError> {
     let mut next = 0_u64;
     loop {
         let mut command = redis::cmd("SCAN");

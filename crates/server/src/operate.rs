@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tower_fence::{
     Resource, Token,
-    lease::{Held, LeaseAdmin, Leases, ListError},
+    lease::{Held, LeaseAdmin, Leases},
 };
 
 use crate::{
@@ -66,10 +66,7 @@ pub async fn leases(args: LeasesArgs) -> Result<u8, Failure> {
     let (mut all, mut cursor) = (vec![], None);
     loop {
         let page = server.list(1_000, cursor.as_deref()).await;
-        let page = page.map_err(|error| match error {
-            ListError::Lease(error) => failure(&error),
-            error => Failure::other(error.to_string()),
-        })?;
+        let page = page.map_err(|error| failure(&error))?;
         all.extend(page.leases);
         match page.cursor {
             None => break,

@@ -19,8 +19,7 @@ use self::{
     pending::{Pending, unexpected},
 };
 use super::{
-    Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError,
-    Page, Renew,
+    Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew,
     backend::{Counters, End, Renewal, Reply, Step},
     counters::KnownCounters,
     time::{after, at_least_1_ms, of_ms},
@@ -219,7 +218,7 @@ impl<B: Backend> Leases for Driver<B> {
 }
 
 impl<B: Backend> LeaseAdmin for Driver<B> {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
         let counters = Counters::of(self.store.counters.as_deref());
         self.store.backend.page(limit, cursor, counters).await
     }

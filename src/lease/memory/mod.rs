@@ -9,7 +9,7 @@ use std::{
 
 use self::partition::Partition;
 use super::{
-    Backend, Driver, Held, LeaseError, ListError, Page, Turns,
+    Backend, Driver, Held, LeaseError, Page, Turns,
     backend::{BlankCounter, Counters, Names, Reply, Seen, Step},
 };
 use crate::{
@@ -110,7 +110,7 @@ impl Backend for MemoryBackend {
         limit: usize,
         cursor: Option<&str>,
         counters: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         let mut names = Names::after(cursor, limit)?;
         for number in 0..=u8::MAX {
             let partition = self.partition(number);

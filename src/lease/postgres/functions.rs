@@ -15,7 +15,7 @@ use crate::{
     },
     chain::Chain,
     lease::{
-        Held, LeaseError, ListError, Owner, Page,
+        Held, LeaseError, Owner, Page,
         backend::{Ask, End, Granted, Renewal, Reply, Waits},
         time::whole_ms,
     },
@@ -219,19 +219,25 @@ impl Functions {
         Ok(held.map(|(_, held)| held))
     }
 
-    pub(super) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    pub(super) async fn list(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<Page, LeaseError> {
         let after = match cursor {
             None => "",
-            Some(cursor) => cursor.strip_prefix(CURSOR).ok_or(ListError::Cursor)?,
+            Some(cursor) => cursor
+                .strip_prefix(CURSOR)
+                .ok_or_else(LeaseError::invalid_cursor)?,
         };
         if after.contains('\0') {
-            return Err(ListError::Cursor);
+            return Err(LeaseError::invalid_cursor());
         }
         let limit = limit.max(1);
         let condition = format!("h.resource > {}", literal_text(after));
         let rows = self.held(&condition, limit.saturating_add(1)).await?;
-        let leases: Result<Vec<_>, LeaseError> = rows.iter().take(limit).map(held_lease).collect();
-        let leases = leases?;
+        let leases = rows.iter().take(limit).map(held_lease);
+        let leases = leases.collect::<Result<Vec<_>, _>>()?;
         let last = leases.last().filter(|_| rows.len() > limit);
         let cursor = last.map(|(resource, _)| format!("{CURSOR}{resource}"));
         Ok(Page { leases, cursor })

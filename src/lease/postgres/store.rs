@@ -8,7 +8,7 @@ use super::{functions::Functions, listener::Listener};
 use crate::{
     calls::LeaseDatabase,
     lease::{
-        Backend, Driver, Held, LeaseError, ListError, Page, Turns,
+        Backend, Driver, Held, LeaseError, Page, Turns,
         backend::{Counters, Reply, Seen, Step, Waits},
     },
     token::Resource,
@@ -124,7 +124,7 @@ impl Backend for PostgresBackend {
         limit: usize,
         cursor: Option<&str>,
         _: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         self.functions.list(limit, cursor).await
     }
 

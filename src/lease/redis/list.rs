@@ -14,7 +14,7 @@ use super::{connection::Connection, scripts::Scripts, server::Runs};
 use crate::{
     epochs::partition_of,
     lease::{
-        LeaseError, ListError, Page,
+        LeaseError, Page,
         backend::{Counters, Names},
     },
     token::Resource,
@@ -30,7 +30,7 @@ impl Scripts {
         limit: usize,
         cursor: Option<&str>,
         counters: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         let mut names = Names::after(cursor, limit)?;
         self.check_once().await?;
         let begin = self.key_begin();
@@ -40,7 +40,7 @@ impl Scripts {
             // The SCAN cursor belongs to one server. If the set of servers has changed, `shard` may
             // be the index of another server, or out of range.
             if *known.get_or_insert_with(|| shards.clone()) != shards {
-                return Err(LeaseError::unavailable(ShardsChanged).into());
+                return Err(LeaseError::unavailable(ShardsChanged));
             }
             let resources = keys
                 .into_iter()

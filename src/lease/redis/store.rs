@@ -10,7 +10,7 @@ use super::{connection::Connection, scripts::Scripts};
 use crate::{
     epochs::{Epoch, partition_of},
     lease::{
-        Backend, Driver, Held, LeaseError, LeaseId, ListError, Page, Turns,
+        Backend, Driver, Held, LeaseError, LeaseId, Page, Turns,
         backend::{BlankCounter, Counters, Reply, Seen, Step},
     },
     token::Resource,
@@ -109,7 +109,7 @@ impl Backend for RedisBackend {
         limit: usize,
         cursor: Option<&str>,
         counters: Counters<'_>,
-    ) -> Result<Page, ListError> {
+    ) -> Result<Page, LeaseError> {
         self.scripts.list(limit, cursor, counters).await
     }
 

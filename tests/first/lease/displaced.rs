@@ -11,7 +11,7 @@ use tower_fence::{
     Resource, Token,
     announce::LeaseDigest,
     lease::{
-        Acquire, Backend, Driver, Held, Lease, LeaseError, LeaseId, Leases, ListError, Page,
+        Acquire, Backend, Driver, Held, Lease, LeaseError, LeaseId, Leases, Page,
         backend::{Counters, End, Granted, Reply, Seen, Step, Waits},
     },
 };
@@ -94,7 +94,7 @@ impl Backend for Delaying {
         Ok(None)
     }
 
-    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, ListError> {
+    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
         Ok(Page::new(vec![], None))
     }
 }
@@ -234,7 +234,7 @@ impl Backend for Late {
         Ok(None)
     }
 
-    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, ListError> {
+    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
         Ok(Page::new(vec![], None))
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use tower_fence::{
     Resource,
     lease::{
-        Acquire, Backend, Driver, Held, LeaseError, Leases, ListError, Page, Turns,
+        Acquire, Backend, Driver, Held, LeaseError, Leases, Page, Turns,
         backend::{Counters, Reply, Seen, Step},
     },
 };
@@ -32,7 +32,7 @@ impl Backend for Unheard {
         Ok(None)
     }
 
-    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, ListError> {
+    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
         Ok(Page::new(vec![], None))
     }
 

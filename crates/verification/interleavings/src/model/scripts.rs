@@ -11,7 +11,7 @@ pub mod scripts {
     use crate::{
         epochs::Epoch,
         lease::{
-            Held, LeaseError, ListError, Page,
+            Held, LeaseError, Page,
             backend::{Ask, BlankCounter, Counters, End, Granted, Renewal, Reply, Seen, Waits},
         },
         token::{Resource, Token},
@@ -165,7 +165,7 @@ pub mod scripts {
             _: usize,
             _: Option<&str>,
             _: Counters<'_>,
-        ) -> Result<Page, ListError> {
+        ) -> Result<Page, LeaseError> {
             Ok(Page::default())
         }
     }

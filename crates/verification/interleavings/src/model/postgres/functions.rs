@@ -6,7 +6,7 @@ use super::{FOR_EVER, Place, Postgres, State, sessions::PgConnectOptions, spawn}
 use crate::{
     announce::LeaseDigest,
     lease::{
-        Held, LeaseError, ListError, Page,
+        Held, LeaseError, Page,
         backend::{Ask, End, Granted, Renewal, Reply, Waits},
     },
     model::sqlx,
@@ -127,7 +127,7 @@ impl Functions {
         Ok(vec![])
     }
 
-    pub async fn list(&self, _: usize, _: Option<&str>) -> Result<Page, ListError> {
+    pub async fn list(&self, _: usize, _: Option<&str>) -> Result<Page, LeaseError> {
         Ok(Page::default())
     }
 
