@@ -213,8 +213,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// # Errors
     ///
-    /// Returns sqlx's error if the URL is invalid, if it belongs to another kind of database, or if
-    /// the database is still unreachable after 30 seconds.
+    /// Returns the errors of [`Fence::connect`].
     pub async fn connect(self, url: &str) -> sqlx::Result<Fence<DB>> {
         let is_own = |scheme: &str| {
             let mut own = DB::URL_SCHEMES.iter();

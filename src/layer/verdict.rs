@@ -8,14 +8,12 @@ use http::StatusCode;
 
 use crate::fence::Place;
 
-/// Response extension that requests a rollback.
+/// Response extension that requests a rollback, for protocols that report errors with status 200.
 ///
-/// GraphQL, JSON-RPC and gRPC report errors with status 200, after which a
-/// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
-/// failure. The layer then rolls back the handler's writes, older tokens become stale, the token
-/// stays usable, and the response is not stored under an idempotency key. The client gets the
-/// response unchanged. A write by [`PendingWrite::write`](super::PendingWrite::write) that has
-/// returned rows is already committed, and is not rolled back.
+/// A response with this extension counts as a failure, as if the function of
+/// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) had returned `false`. A write by
+/// [`PendingWrite::write`](super::PendingWrite::write) that has returned rows is already committed,
+/// and is not rolled back.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};
@@ -32,9 +30,6 @@ use crate::fence::Place;
 ///     }
 /// }
 /// ```
-///
-/// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) makes the same decision from other parts
-/// of a response, such as the header `grpc-status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollback;
 

@@ -35,14 +35,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// ZooKeeper. If each resource has its own counter, do not call this method, because the
     /// counter of a new resource would begin below the floor.
     ///
-    /// If a lease was held for longer than `older_than` without a write, its token may be below the
-    /// floor after the removal. The token is then refused as stale, with
-    /// [`by_floor`](crate::StaleToken::by_floor). The holder must renew its lease with a new token,
-    /// and read again. To exclude held leases, use [`remove_idle_below`](Self::remove_idle_below).
-    ///
-    /// Rows with a token of an epoch that was never issued are kept, so that a forged token does
-    /// not block the whole partition. Tokens below the first epoch belong to other issuers and are
-    /// treated as granted.
+    /// If a lease was held for longer than `older_than` without a write, its next write may be
+    /// refused with [`by_floor`](crate::StaleToken::by_floor). To exclude held leases, use
+    /// [`remove_idle_below`](Self::remove_idle_below). The [page about
+    /// deployment](crate::deployment#resources-that-are-no-longer-used) describes what the holder
+    /// does after such a refusal, and which rows are kept. Tokens below the first epoch belong to
+    /// other issuers and are treated as granted.
     ///
     /// Choose an `older_than` that is far longer than any lease, such as 90 days. Requests for
     /// resources without a row wait for a few milliseconds while a batch of their partition is

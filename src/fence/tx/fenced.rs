@@ -21,13 +21,11 @@ use crate::fence::{
 /// at all. `begin()` on the connection opens a nested transaction (a savepoint).
 ///
 /// If `begin()` on the connection fails, or its future is dropped before it has completed, sqlx
-/// rolls back the enclosing transaction, and every later statement would commit by itself. The next
-/// mutable use of the connection through this value then panics, and [`commit`](Self::commit)
-/// returns [`CommitError::Unfinished`]. This value cannot check a reference to the connection that
-/// the caller took earlier. Therefore, do not hold such a reference across a call to `begin()`. On
-/// SQLite, a statement that follows immediately may still be executed, and commits by itself. This
-/// also applies to every statement after an error with which SQLite ends the transaction (see
-/// *Ignored errors on SQLite* in the [guide](crate::guide::guarantees)).
+/// rolls back the enclosing transaction. The next mutable use of the connection through this value
+/// then panics, and [`commit`](Self::commit) returns [`CommitError::Unfinished`]. Do not hold a
+/// reference to the connection across a call to `begin()`. On SQLite, run no statement after such a
+/// `begin()` or after a failed statement. Otherwise, a statement may [commit by
+/// itself](crate::guide::guarantees#what-is-not-guaranteed).
 ///
 /// How the transaction ends depends on its origin:
 ///
