@@ -260,7 +260,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// with 403 `forged-token`. Default: any integer is accepted.
     ///
     /// The argument is [`TokenKeys`](crate::TokenKeys), or a [`Verification`] if the layer must
-    /// still accept unsigned tokens.
+    /// still accept unsigned tokens. The [guide](crate::guide::signed_tokens) shows a layer and its
+    /// issuer.
     ///
     /// The layer verifies the header before it determines the resource, reads the body, looks up a
     /// stored response or uses the database. Each member of the header needs the parameters
@@ -281,22 +282,6 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// signed the token has been rotated out, the layer refuses the repetition. If the client
     /// repeats the request under a new lease, with the same idempotency key, the client gets the
     /// stored response.
-    ///
-    /// ```
-    /// # fn layer(
-    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
-    /// # ) -> Result<(), Box<dyn std::error::Error>> {
-    /// use axum::Router;
-    /// use tower_fence::{FenceLayer, PathParam, TokenKeys, issuer::Issuer, lease::PostgresLeases};
-    ///
-    /// let keys = TokenKeys::from_env("TOKEN_KEY")?;
-    /// let keys = keys.ok_or("TOKEN_KEY or TOKEN_KEY_FILE is needed")?;
-    /// let issuer = Issuer::new(PostgresLeases::new(fence.clone())).sign_with(keys.clone());
-    /// let layer = FenceLayer::new(fence, PathParam("sku")).verify_with(keys);
-    /// # let _: (Router, _) = (issuer.router(), layer);
-    /// # Ok(())
-    /// # }
-    /// ```
     #[must_use]
     pub fn verify_with(mut self, keys: impl Into<Verification>) -> Self {
         self.config.verification = Some(keys.into());
@@ -307,26 +292,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// admission and before the handler.
     ///
     /// Use this option for settings that the handler's statements depend on, such as a role or the
-    /// tenant of row-level security.
-    ///
-    /// ```
-    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
-    /// use tower_fence::{FenceLayer, PathParam};
-    ///
-    /// FenceLayer::new(fence, PathParam("sku")).on_begin(|parts, conn| {
-    ///     Box::pin(async move {
-    ///         // Set by authentication outside of this layer.
-    ///         let tenant = parts.extensions.get::<String>().cloned().unwrap_or_default();
-    ///         // `true`: the setting ends with the transaction.
-    ///         sqlx::query("SELECT set_config('app.tenant', $1, true)")
-    ///             .bind(tenant)
-    ///             .execute(conn)
-    ///             .await?;
-    ///         Ok(())
-    ///     })
-    /// })
-    /// # }
-    /// ```
+    /// tenant of row-level security. The [guide](crate::guide::tenants) contains an example.
     ///
     /// If the function fails, the response is the same as for a failed statement of the handler
     /// ([`DatabaseError`]). Nothing is written, the token stays usable, and the fence is unchanged.
@@ -389,22 +355,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// returns the response for the client. The layer calls it for its own refusals and for
     /// refusals that a handler returns, such as the error of [`PendingWrite::begin`]. When the
     /// layer calls the function, the transaction has ended, and the refusal has been logged and
-    /// counted. The function therefore affects only the rendering.
-    ///
-    /// ```
-    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
-    /// use axum::{Json, response::IntoResponse};
-    /// use serde_json::json;
-    /// use tower_fence::{FenceLayer, PathParam};
-    ///
-    /// // Renders each refusal as a GraphQL error.
-    /// FenceLayer::new(fence, PathParam("sku")).map_refusal(|refusal, _problem| {
-    ///     let code = refusal.problem_type().name();
-    ///     let error = json!({ "message": refusal.to_string(), "extensions": { "code": code } });
-    ///     Json(json!({ "data": null, "errors": [error] })).into_response()
-    /// })
-    /// # }
-    /// ```
+    /// counted. The function therefore affects only the rendering. The
+    /// [guide](crate::guide::graphql_and_grpc#refusals-in-the-format-of-the-protocol) contains an
+    /// example for GraphQL.
     #[must_use]
     pub fn map_refusal<F>(mut self, render: F) -> Self
     where

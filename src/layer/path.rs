@@ -21,10 +21,9 @@ use crate::{
 /// parameters are not yet known, and the layer refuses every write.
 ///
 /// Names are compared byte by byte, and different names denote different resources. If the handler
-/// parses the parameter, several names may denote one row. With `Path<i64>`, for example,
-/// `/items/7`, `/items/07` and `/items/+7` denote the same item, but the fence would treat them as
-/// three resources. In that case use [`FromPath`] with a function that parses the parameter as the
-/// handler does. Do the same if the handler or the column ignores case.
+/// parses the parameter, several names may denote one row. In that case use [`FromPath`] with a
+/// function that parses the parameter as the handler does. Do the same if the handler or the column
+/// ignores case.
 #[derive(Clone, Debug)]
 pub struct PathParam(pub &'static str);
 
@@ -45,21 +44,9 @@ impl ResourceFrom for ResourcePattern {
 
 /// Resources returned by a function of the path parameters.
 ///
-/// If the handler parses a parameter, the function must parse it too. With `Path<i64>`, for
-/// example, `/items/7` and `/items/07` denote the same item.
-///
-/// ```
-/// use tower_fence::{Resource, ResourcePattern, layer::{FromPath, PathParams, ResourceError}};
-///
-/// # fn example() -> Result<(), tower_fence::InvalidPattern> {
-/// let item = ResourcePattern::new("item/{id}")?;
-/// let item = FromPath(move |path: &PathParams| -> Result<Resource, ResourceError> {
-///     Ok(item.fill([("id", path.parse::<i64>("id")?)])?)
-/// });
-/// # let _ = item;
-/// # Ok(())
-/// # }
-/// ```
+/// If the handler parses a parameter, the function must [parse it
+/// too](crate::guide::resources#a-name-that-is-parsed). With `Path<i64>`, for example, `/items/7`,
+/// `/items/07` and `/items/+7` denote the same item.
 ///
 /// One layer can serve routes whose parameters have different names:
 ///

@@ -29,25 +29,7 @@ use crate::{
 /// has an idempotency key, the layer itself admits the token before the handler runs. In this case,
 /// the layer commits such a success.
 ///
-/// ```
-/// use axum::{Json, extract::Path, http::StatusCode};
-/// use tower_fence::{PgPendingWrite, fence::WriteError};
-///
-/// async fn decrement(
-///     pending: PgPendingWrite,
-///     Path(sku): Path<String>,
-///     Json(quantity): Json<i64>,
-/// ) -> Result<StatusCode, WriteError> {
-///     if quantity < 1 {
-///         return Ok(StatusCode::UNPROCESSABLE_ENTITY); // without a query to the database
-///     }
-///     let decrement = "UPDATE inventory SET stock = stock - $1 \
-///         WHERE sku = $2 AND stock >= $1 AND EXISTS (SELECT 1 FROM fence) RETURNING stock";
-///     let decrement = sqlx::query(decrement).bind(quantity).bind(sku);
-///     let left: Vec<(i64,)> = pending.write(decrement).await?;
-///     Ok(if left.is_empty() { StatusCode::CONFLICT } else { StatusCode::NO_CONTENT })
-/// }
-/// ```
+/// The [guide](crate::guide::ways_to_write#deferred-writes) contains an example of each.
 #[derive_where(Clone)]
 pub struct PendingWrite<DB: FenceDatabase> {
     fence: Fence<DB>,

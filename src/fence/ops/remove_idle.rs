@@ -78,24 +78,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Removes idle rows like [`remove_idle`](Self::remove_idle), but keeps each row with a token
     /// that is not below the lowest token of the held leases in its partition.
     ///
-    /// Query the lease store before you call this method. A lease that is granted in between has a
-    /// token above the tokens of every idle row.
-    /// ```
-    /// # #[cfg(feature = "memory")]
-    /// # tokio::runtime::Runtime::new()?.block_on(async {
-    /// # use std::time::Duration;
-    /// use tower_fence::{Fence, lease::{MemoryLeases, LeaseAdmin}};
-    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
-    /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
-    /// # fence.migrate().await?;
-    /// # let leases = MemoryLeases::new(fence.clone());
-    /// # const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-    /// let live = leases.live_tokens().await?;
-    /// fence.remove_idle_below(90 * DAY, 10_000, &live).await?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Query the lease store with [`live_tokens`](crate::lease::LeaseAdmin::live_tokens) before you
+    /// call this method. A lease that is granted in between has a token above the tokens of every
+    /// idle row. The [page about
+    /// deployment](crate::deployment#resources-that-are-no-longer-used) contains an example.
     ///
     /// With another issuer, pass the highest token that the issuer is known to have granted, as
     /// [`LiveTokens::granted_up_to`]. With ZooKeeper this is required, because its tokens lie in

@@ -103,27 +103,7 @@ impl RedisLeasesBuilder {
     /// must be the database number of the client, which is 0 unless the client sets another one. If
     /// the numbers differ, every call fails. `address` names the master in error messages.
     ///
-    /// ```no_run
-    /// # fn example(
-    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
-    /// # ) -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tower_fence::lease::RedisLeases;
-    /// use redis::{
-    ///     ConnectionAddr,
-    ///     sentinel::{SentinelClientBuilder, SentinelServerType},
-    /// };
-    ///
-    /// let sentinel = ConnectionAddr::Tcp("sentinel-1".into(), 26379);
-    /// let client = SentinelClientBuilder::new([sentinel], "mymaster", SentinelServerType::Master)?
-    ///     .set_client_to_redis_password(std::env::var("REDIS_PASSWORD")?)
-    ///     .build()?;
-    /// let address = "mymaster of sentinel-1:26379";
-    /// let leases = RedisLeases::builder(fence).with_sentinels(client, 0, address)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// [The guide](crate::guide::stores#leases-behind-sentinels) shows a client that uses TLS.
+    /// The [guide](crate::guide::stores#leases-behind-sentinels) contains an example.
     ///
     /// # Errors
     ///
