@@ -108,25 +108,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// the transaction back if this call fails. Without a transaction, the check and the write are
     /// not atomic.
     ///
-    /// ```
-    /// # async fn example(
-    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
-    /// #     pool: sqlx::PgPool,
-    /// #     resource: tower_fence::Resource,
-    /// #     token: tower_fence::Token,
-    /// # ) -> Result<(), Box<dyn std::error::Error>> {
-    /// use tower_fence::TokenUse;
-    ///
-    /// let mut tx = pool.begin_with("BEGIN; SET LOCAL lock_timeout = '5s'").await?;
-    /// fence.admit(&mut tx, &resource, token, TokenUse::SingleUse).await?;
-    /// sqlx::query("UPDATE stock SET n = n - 1").execute(&mut *tx).await?;
-    /// // After a failed statement, Postgres answers COMMIT with ROLLBACK, and sqlx returns `Ok`.
-    /// // This statement fails if the transaction was aborted.
-    /// sqlx::query("SELECT 1").execute(&mut *tx).await?;
-    /// tx.commit().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// The [guide](crate::guide::ways_to_write#a-transaction-of-your-own) contains an example.
     ///
     /// # Errors
     ///
