@@ -95,10 +95,7 @@ impl Etcd {
         let id = lease.stored();
         if let Some(etcd_lease) = self.memory.attempts.take(&ticket) {
             // After the revocation, etcd refuses a write of the request that is still in progress.
-            match self.revoke(etcd_lease).await {
-                Err(error) if !error.is_not_found() => return Err(error),
-                _ => {}
-            }
+            self.revoke_if_there(etcd_lease).await?;
         }
         let reads = Reads {
             position: Some(&id),
