@@ -210,13 +210,6 @@ mod tests {
     }
 
     #[test]
-    fn majority_is_more_than_half() {
-        for (count, majority) in [(1, 1), (3, 2), (5, 3), (7, 4)] {
-            assert_eq!(nodes(count).majority(), majority, "of {count}");
-        }
-    }
-
-    #[test]
     fn counter_of_a_minority_is_ignored() {
         let counter = |usable, n| Counter {
             usable,
