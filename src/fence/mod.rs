@@ -90,7 +90,7 @@ pub(crate) use self::{
     fault::Fault,
     ops::{KeyedRequest, Once, OnceError, Written, typed},
     sql::{RecordId, Statement, StoredResponse, TransactionId},
-    tx::{Contents, Place, Slot, Transaction},
+    tx::{Contents, Place, Slot},
 };
 
 /// [`FencedTx`] on Postgres.

@@ -35,7 +35,7 @@ use crate::{
     chain::Chain,
     fence::{
         AdmitError, CommitError, Contents, Fence, FenceDatabase, Place, Slot, StoredResponse,
-        Transaction, TransactionId,
+        TransactionId,
     },
 };
 
@@ -200,7 +200,11 @@ impl<DB: FenceDatabase> Ending<DB> {
             }
             (Verdict::Raise, _) => return Ok(fence.fail_lost(claims).await?),
             (Verdict::Commit, Place::Home { transaction, .. }) => {
-                match commit(transaction, stored).await {
+                let committed = match stored {
+                    Some(stored) => transaction.commit_with(stored).await,
+                    None => transaction.commit().await,
+                };
+                match committed {
                     Ok(()) => return Ok(()),
                     Err(error) => error,
                 }
@@ -226,17 +230,6 @@ impl<DB: FenceDatabase> Ending<DB> {
 
 fn not_raised(error: &AdmitError) {
     tracing::error!(error = %Chain(error), "the fence could not be raised");
-}
-
-/// Commits the transaction, together with the stored response if there is one.
-async fn commit<DB: FenceDatabase>(
-    tx: Transaction<DB>,
-    stored: Option<&StoredResponse>,
-) -> Result<(), CommitError> {
-    match stored {
-        Some(stored) => tx.commit_with(stored).await,
-        None => tx.commit().await,
-    }
 }
 
 fn unknown(why: &str) -> CommitError {

@@ -84,25 +84,23 @@ impl<DB: FenceDatabase> FencedTx<DB> {
 
     /// Turns this transaction into a transaction that is borrowed from `slot`. Returns `None` if
     /// the slot was closed in the meantime.
-    pub(crate) fn begun_for(mut self, slot: &Slot<DB>) -> Option<Self> {
-        let permits = mem::take(&mut self.permits);
-        let transaction = self.take();
+    pub(crate) fn begun_for(self, slot: &Slot<DB>) -> Option<Self> {
+        let (_, transaction, permits) = self.into_parts();
         let is_open = slot.begun(&transaction, permits);
         is_open.then(|| Self::lent(transaction, slot))
     }
 
     /// Puts this transaction into a slot, for the layer to lend.
-    pub(crate) fn into_slot(mut self) -> Slot<DB> {
-        let permits = mem::take(&mut self.permits);
-        let claims = self.admitted.claims().clone();
-        Slot::new(self.take(), claims, permits)
+    pub(crate) fn into_slot(self) -> Slot<DB> {
+        let (claims, transaction, permits) = self.into_parts();
+        Slot::new(transaction, claims, permits)
     }
 
     /// Passes this transaction, whose single statement has written nothing, to the slot of its
     /// request.
-    pub(crate) fn wrote_nothing_for(mut self, slot: &Slot<DB>) {
-        let permits = mem::take(&mut self.permits);
-        slot.wrote_nothing(self.take(), permits);
+    pub(crate) fn wrote_nothing_for(self, slot: &Slot<DB>) {
+        let (_, transaction, permits) = self.into_parts();
+        slot.wrote_nothing(transaction, permits);
     }
 
     /// Returns the admitted claims, the transaction, and its permits.
