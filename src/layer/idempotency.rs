@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use axum::{extract::OriginalUri, response::Response};
+use axum::extract::OriginalUri;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts};
@@ -12,10 +12,9 @@ use tokio::time::timeout;
 use super::{
     refusal::Refusal,
     resource::{ResourceError, ResourceFrom, Resources},
-    stored::{UnstorableResponse, capture},
 };
 use crate::{
-    fence::{Claims, KeyedRequest, RecordId, StoredResponse},
+    fence::{Claims, KeyedRequest, RecordId},
     idempotency::{IDEMPOTENCY_KEY, IdempotencyKey},
 };
 
@@ -224,14 +223,6 @@ impl Idempotency {
         let scope = scope.finalize().into();
         let key = key.as_str().to_owned();
         Ok(Some(RecordId { scope, key }))
-    }
-
-    /// Reads a response body to its end, and returns the response and the copy to store.
-    pub(super) async fn capture(
-        &self,
-        response: Response,
-    ) -> Result<(Response, StoredResponse), UnstorableResponse> {
-        capture(response, self.response_limit_bytes, &self.stored_headers).await
     }
 
     pub(super) fn keyed(

@@ -28,7 +28,7 @@ use tracing::Instrument;
 use super::{
     idempotency::Idempotency,
     refusal::Refusal,
-    stored::UnstorableResponse,
+    stored::{UnstorableResponse, capture},
     verdict::{CommitIf, Outcome, Verdict, rolls_back, verdict},
 };
 use crate::{
@@ -76,10 +76,13 @@ where
             is_read,
         };
         match keys {
-            Some(keys) if outcome.commits() => match keys.capture(response).await {
-                Ok((response, stored)) => Ended::Response(response, outcome, Some(stored)),
-                Err(error) => Ended::Unstorable(error),
-            },
+            Some(keys) if outcome.commits() => {
+                let limit_bytes = keys.response_limit_bytes;
+                match capture(response, limit_bytes, &keys.stored_headers).await {
+                    Ok((response, stored)) => Ended::Response(response, outcome, Some(stored)),
+                    Err(error) => Ended::Unstorable(error),
+                }
+            }
             _ => Ended::Response(response, outcome, None),
         }
     });

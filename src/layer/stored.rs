@@ -27,7 +27,7 @@ pub enum UnstorableResponse {
     Trailers,
 }
 
-/// Reads the response to its end.
+/// Reads a response body to its end, and returns the response and the copy to store.
 pub(super) async fn capture(
     response: Response,
     limit_bytes: usize,
