@@ -83,6 +83,10 @@ pub struct EtcdBackend {
     acquisitions: Semaphore,
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("the lease store does not know this step: update tower-fence-etcd")]
+struct UnknownStep;
+
 /// Error of an acquisition that has not called etcd.
 #[derive(Debug, thiserror::Error)]
 #[error("too many acquisitions are waiting for answers from etcd")]
@@ -123,10 +127,7 @@ impl Backend for EtcdBackend {
             }
             Step::Renew(renewal) => self.etcd.renew(resource, renewal, &seen).await,
             Step::End(end) => self.etcd.end(resource, end).await,
-            other => Err(LeaseError::Invalid {
-                field: "step".into(),
-                detail: format!("this store does not know the step {other:?}"),
-            }),
+            _ => Err(LeaseError::misconfigured(UnknownStep)),
         }
     }
 
