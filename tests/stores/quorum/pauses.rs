@@ -34,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
 /// A resource in the same partition as the leased one.
 const NEIGHBOUR: &str = "sku-124";
+/// The token counter of that partition.
+const COUNTER: &str = "tower-fence:quorum:{110}:counter";
 /// The Redis user of the paused client, by which the proxies recognize the client.
 const PAUSED: &str = "sleepyhead";
 
@@ -191,9 +193,8 @@ impl Scene {
     /// Gives each node a different counter, so that a grant needs a second round trip.
     async fn part_counters(&self) {
         for (n, server) in self.nodes.servers.iter().enumerate() {
-            let counter = "tower-fence:quorum:{110}:counter";
             let ahead = n.to_string();
-            server.command(&["HINCRBY", counter, "n", &ahead]).await;
+            server.command(&["HINCRBY", COUNTER, "n", &ahead]).await;
         }
     }
 
@@ -334,4 +335,22 @@ async fn token_stored_on_a_minority_ends_no_other_lease() {
     assert_eq!(issuer.renew(SKU, &id, LONG).await, token);
     scene.nodes.reach_only(MAJORITY);
     assert_eq!(issuer.renew(SKU, &id, LONG).await, token);
+}
+
+/// Meanwhile the nodes lose their counters, and another epoch begins on them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_that_a_lost_counter_has_counted_is_not_stored() {
+    let scene = Scene::new(Protocol::Ours, Phase::Seal, ALL).await;
+    scene.next_and_released().await;
+    scene.part_counters().await;
+    let paused = scene.paused_issuer();
+    let late = tokio::spawn(async move { paused.acquire(SKU, &fresh_id(), LONG).await });
+    scene.is_paused().await;
+    for server in &scene.nodes.servers {
+        server.command(&["DEL", COUNTER]).await;
+    }
+    let neighbour = scene.issuer().acquire(NEIGHBOUR, &fresh_id(), LONG).await;
+    scene.gate.is_closed.send_replace(false);
+    let late = late.await.unwrap();
+    assert!(late > neighbour, "{late:?} {neighbour:?}");
 }
