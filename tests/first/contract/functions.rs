@@ -258,6 +258,8 @@ async fn sql_refusals_have_the_members_of_layer_problems() {
 async fn arguments_out_of_range_are_refused() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
+    // The resource has a row, which a statement could update before the token is checked.
+    raise(&mut conn, "a", 1).await.unwrap();
     let once = |key: &str, ttl_ms: &str, resource: &str, token: &str| {
         format!(
             "admit_once(sha256(''), {key}, sha256(''), {ttl_ms}, '1s', true, {resource}, {token}, false)"
@@ -391,4 +393,25 @@ async fn only_the_claiming_transaction_stores_a_response() {
         assert_eq!(Postgres::number(&mut conn, STORE).await.unwrap(), stored);
     }
     execute(&mut conn, "COMMIT").await.unwrap();
+}
+
+/// The time of a transaction that began before the last write to a resource would be earlier than
+/// the time of that write.
+#[tokio::test]
+async fn a_claim_admits_no_token_in_a_transaction_from_before_the_last_write() {
+    let db = Postgres::fresh(2).await;
+    let mut early = db.pool.acquire().await.unwrap();
+    const CLAIM: &str = "SELECT (a.outcome = 'early')::int::bigint FROM \
+         tower_fence.admit_once(sha256(''), 'k', sha256(''), 60000, '1s', true, 'a', 5, true) AS a";
+    admit(&mut early, "a", 1).await.unwrap();
+    for (writes_between, is_early) in [(false, 0), (true, 1)] {
+        execute(&mut early, "BEGIN").await.unwrap();
+        if writes_between {
+            let mut other = db.pool.acquire().await.unwrap();
+            admit(&mut other, "a", 2).await.unwrap();
+        }
+        let found = Postgres::number(&mut early, CLAIM).await.unwrap();
+        assert_eq!(found, is_early);
+        execute(&mut early, "ROLLBACK").await.unwrap();
+    }
 }
