@@ -11,6 +11,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     http::Server,
+    lease::LONG,
 };
 
 async fn start(db: &Fresh<Postgres>, hold: Duration) -> Server {
@@ -64,7 +65,7 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
 
 /// Starts a server whose handlers end their transactions or pass them on, and then wait for the
 /// timeout.
-async fn start_ended(db: &Fresh<Postgres>) -> Server {
+async fn start_ended(db: &Fresh<Postgres>, lock_timeout: Duration) -> Server {
     let commit = |mut tx: PgFencedTx| async move {
         let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
         insert.execute(&mut *tx).await.unwrap();
@@ -90,7 +91,10 @@ async fn start_ended(db: &Fresh<Postgres>) -> Server {
         .route("/{r}/spawn", post(spawn))
         .route("/{r}/plain", post(|| async {}))
         .route_layer(FenceLayer::new(
-            db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300))),
+            db.fence_with(|fence| {
+                let hold = Duration::from_millis(300);
+                fence.hold_timeout(hold).lock_timeout(lock_timeout)
+            }),
             PathParam("r"),
         ));
     Server::start(app).await
@@ -99,7 +103,7 @@ async fn start_ended(db: &Fresh<Postgres>) -> Server {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timed_out_handler_is_answered_with_its_transaction_outcome() {
     let db = Postgres::fresh(3).await;
-    let server = start_ended(&db).await;
+    let server = start_ended(&db, LONG).await;
     for (path, status, problem) in [
         ("/a/commit", 503, "outcome-unknown"),
         ("/b/fail", 503, "handler-timeout"),
@@ -118,15 +122,19 @@ async fn timed_out_handler_is_answered_with_its_transaction_outcome() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_running_at_the_timeout_is_an_unknown_outcome() {
-    let db = Postgres::fresh(3).await;
     let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
                 $$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$; \
                 CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED \
                 FOR EACH ROW EXECUTE FUNCTION slow()";
-    sqlx::raw_sql(slow).execute(&db.pool).await.unwrap();
-    let server = start_ended(&db).await;
-    let answer = server.write("/a/commit", 5).await;
-    answer.is_problem(503, "outcome-unknown");
+    // The raise waits for the row lock of the COMMIT. If it fails before the answer is sent, its
+    // error does not replace the outcome.
+    for lock_timeout in [LONG, Duration::from_millis(50)] {
+        let db = Postgres::fresh(3).await;
+        sqlx::raw_sql(slow).execute(&db.pool).await.unwrap();
+        let server = start_ended(&db, lock_timeout).await;
+        let answer = server.write("/a/commit", 5).await;
+        answer.is_problem(503, "outcome-unknown");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
