@@ -12,7 +12,7 @@ use axum::{
 use sqlx::{AssertSqlSafe, Postgres};
 use tower::ServiceExt;
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, LiveTokens, Resource, TokenUse,
+    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, LiveTokens, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
     epochs::{Epoch, Epochs},
     fence::WriteError,
@@ -335,6 +335,8 @@ async fn unobserved_timelines_are_counted_too() {
         // Each major version of Postgres starts its count of timelines again.
         ("1500000006", "1600000001", HIGHEST_STALE),
         ("1600000001", "1700000009", HIGHEST_STALE),
+        // The server was restored from an older backup.
+        ("1700000009", "1700000002", HIGHEST_STALE),
     ] {
         was_on_timeline(&db, before).await;
         is_on_timeline(&db, here).await;
@@ -551,6 +553,11 @@ async fn grants_above_a_forged_token_are_stale_too() {
     let after = acquire(&leases).await;
     assert_eq!(after.token, token(forged + 1_000_002));
     write(&fence, after.token.get()).await.unwrap();
+    // Fewer tokens are left than a failover may lose.
+    let highest = Token::MAX.get();
+    write(&fence, highest - 1).await.unwrap();
+    was_on_timeline(&db, "00000001").await;
+    is_stale(write(&fence, highest).await, highest, highest);
 }
 
 /// Later epochs have passed the forged token before its row is read.
