@@ -149,6 +149,25 @@ async fn repeated_first_request_stays_first() {
     assert_eq!(db.number(named).await, 1);
 }
 
+/// The second request returned the lease of the first one. Either client may hold the lease.
+#[tokio::test]
+async fn an_abandoned_request_takes_no_lease_that_another_one_returned() {
+    let db = Postgres::fresh(4).await;
+    for (ticket, outcome) in [(1_i64, "granted"), (2, "repeated")] {
+        let ask =
+            "SELECT (tower_fence.lease_ask('sku-1', 'a', 60000, 0, NULL, $1, false, NULL)).outcome";
+        let asked = sqlx::query_scalar(ask).bind(ticket);
+        let asked: String = asked.fetch_one(&db.pool).await.unwrap();
+        assert_eq!(asked, outcome, "ticket {ticket}");
+    }
+    for ticket in [1, 2] {
+        let abandon = format!("SELECT tower_fence.lease_abandon('sku-1', 'a', {ticket})");
+        db.execute(&abandon).await;
+        let held = "SELECT count(*) FROM tower_fence.held_leases";
+        assert_eq!(db.number(held).await, 1, "ticket {ticket}");
+    }
+}
+
 /// Two requests under one lease id may join the queue at the same time.
 #[tokio::test]
 async fn repeated_request_displaces_only_one_of_two() {
