@@ -878,7 +878,6 @@ DECLARE
     here CONSTANT text := tower_fence.current_history();
     own_partition smallint;
     raised_to bigint;
-    found_row record;
 BEGIN
     PERFORM tower_fence.check_token(try_raise.token);
     raised_to := try_raise.token - 1;
@@ -893,22 +892,7 @@ BEGIN
     IF FOUND THEN
         RETURN;
     END IF;
-    SELECT r.max_token, r.history IS DISTINCT FROM here AS is_behind INTO found_row
-    FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource;
-    IF NOT FOUND THEN
-        PERFORM tower_fence.check_resource(try_raise.resource);
-        own_partition := tower_fence.partition_of(try_raise.resource);
-        IF tower_fence.floor_of(try_raise.resource, own_partition, here) < try_raise.token THEN
-            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-            VALUES (try_raise.resource, raised_to, CURRENT_TIMESTAMP, own_partition, here)
-            ON CONFLICT (resource) DO UPDATE
-                SET max_token = excluded.max_token, updated_at = greatest(r.updated_at, excluded.updated_at)
-                WHERE r.max_token < raised_to AND r.history = excluded.history;
-            IF FOUND THEN
-                RETURN;
-            END IF;
-        END IF;
-    ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
+    IF EXISTS (SELECT FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource) THEN
         -- The fence is already raised, but that raise may not be on the disk yet, because another
         -- session may have committed it with synchronous_commit = off. The COMMIT of a transaction
         -- without WAL records does not wait. Locking the row writes a WAL record, so the COMMIT
@@ -920,6 +904,19 @@ BEGIN
         IF FOUND THEN
             outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'raised' END;
             RETURN;
+        END IF;
+    ELSE
+        PERFORM tower_fence.check_resource(try_raise.resource);
+        own_partition := tower_fence.partition_of(try_raise.resource);
+        IF tower_fence.floor_of(try_raise.resource, own_partition, here) < try_raise.token THEN
+            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+            VALUES (try_raise.resource, raised_to, CURRENT_TIMESTAMP, own_partition, here)
+            ON CONFLICT (resource) DO UPDATE
+                SET max_token = excluded.max_token, updated_at = greatest(r.updated_at, excluded.updated_at)
+                WHERE r.max_token < raised_to AND r.history = excluded.history;
+            IF FOUND THEN
+                RETURN;
+            END IF;
         END IF;
     END IF;
     SELECT s.max_token, s.by_floor INTO max_token, by_floor FROM tower_fence.stale_up_to(try_raise.resource) AS s;
@@ -1041,8 +1038,7 @@ BEGIN
     PERFORM tower_fence.catch_up_partition(next_epoch.partition);
     INSERT INTO tower_fence.epochs AS e (partition, epoch)
     SELECT next_epoch.partition, greatest(next_epoch.at_least, 1) WHERE next_epoch.at_least <= 999999
-    ON CONFLICT (partition) DO UPDATE SET
-        epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
+    ON CONFLICT (partition) DO UPDATE SET epoch = greatest(e.epoch + 1, excluded.epoch)
     WHERE e.epoch < 999999
     RETURNING e.epoch INTO begun;
     -- If no epoch is left, return an epoch above the range, which the caller refuses.
