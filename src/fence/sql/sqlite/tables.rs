@@ -202,8 +202,7 @@ impl Tables for Sqlite {
         at_least: i64,
     ) -> sqlx::Result<i64> {
         const NEXT: &str = "INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES ($1, $2) \
-             ON CONFLICT (partition) DO UPDATE SET epoch = \
-                 CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE e.epoch + 1 END \
+             ON CONFLICT (partition) DO UPDATE SET epoch = max(e.epoch + 1, excluded.epoch) \
              WHERE e.epoch < 999999 RETURNING epoch";
         let begun = sqlx::query_scalar(names.sql(NEXT))
             .bind(i16::from(partition))
