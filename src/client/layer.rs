@@ -19,8 +19,8 @@ use super::held_lease::HeldLease;
 /// adds the token after the lease is lost, because the fence decides whether the token is stale.
 ///
 /// Put layers that retry or hedge requests inside of this layer, as in
-/// `ServiceBuilder::new().layer(lease.layer()).layer(retry)`. All attempts of a write then carry the
-/// same token. Outside of this layer, an attempt after
+/// `ServiceBuilder::new().layer(lease.layer()).layer(retry)`. All attempts of a write then carry
+/// the same token. Outside of this layer, an attempt after
 /// [`renew_with_new_token`](super::LeaseGuard::renew_with_new_token) carries another token, and the
 /// write may be applied twice.
 ///

@@ -20,8 +20,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// used for 90 days.
     ///
     /// The first removal starts immediately. The next removals of keys follow at the interval
-    /// `every` (at least 1 s), those of rows after at least a day. The future never completes. Spawn it as a task, and abort the task at shutdown.
-    /// Several processes may run `maintain` at the same time.
+    /// `every` (at least 1 s), and those of rows after at least a day. The future never completes.
+    /// Spawn it as a task, and abort the task at shutdown. Several processes may run `maintain` at
+    /// the same time.
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call
