@@ -441,6 +441,7 @@ DECLARE
     );
     reason text := tower_fence.unprotectable(protect.relation);
     column_beside CONSTANT name := tower_fence.column_beside(protect.relation);
+    other_fence name;
     is_allowed boolean;
     expression text;
     sources text[];
@@ -467,6 +468,22 @@ BEGIN
             RAISE wrong_object_type USING
                 MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
         END IF;
+    END IF;
+    -- The triggers of all fences have the same names. If the schema of the other fence was dropped,
+    -- its unprotect() is missing, so this call replaces its triggers.
+    other_fence := (
+        SELECT n.nspname FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+        JOIN pg_namespace AS n ON n.oid <> fence_schema AND strpos(p.prosrc, concat('PERFORM ', n.nspname, '.')) > 0
+        WHERE t.tgrelid IN (SELECT protect.relation UNION SELECT o.relid FROM pg_partition_tree(protect.relation) AS o)
+            AND t.tgname LIKE 'fence\_guard\_%' AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
+            AND strpos(p.prosrc, 'PERFORM tower_fence.') = 0
+            AND EXISTS (SELECT FROM pg_proc AS u WHERE u.pronamespace = n.oid AND u.proname = 'unprotect')
+        LIMIT 1
+    );
+    IF other_fence IS NOT NULL THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('%s is protected by another fence', protect.relation),
+            HINT = format('Call %s.unprotect() first.', other_fence);
     END IF;
     table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
     table_owner := pg_get_userbyid(protected.relowner);

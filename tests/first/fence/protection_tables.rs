@@ -18,7 +18,7 @@ async fn holes(conn: &mut PgConnection) -> Vec<String> {
 
 /// A table has the guard of one fence. The view of another fence must not show it as protected.
 #[tokio::test]
-async fn view_shows_only_the_guards_of_its_own_fence() {
+async fn a_table_is_protected_by_one_fence() {
     let db = with_tables().await;
     let other = db.fence_with(|fence| fence.schema("other").unwrap());
     other.migrate().await.unwrap();
@@ -27,9 +27,22 @@ async fn view_shows_only_the_guards_of_its_own_fence() {
         db.number(&format!("SELECT count(*) FROM {schema}.{guards}"))
             .await
     };
-    assert_eq!(guards("other").await, 0);
-    db.execute("SELECT other.protect('whole', '{sku}')").await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for table in ["whole", "parts"] {
+        let protect = format!("SELECT other.protect('{table}', '{{sku}}')");
+        let refused = is_refused(execute(&mut conn, &protect).await, "55000");
+        let expected = format!("{table} is protected by another fence");
+        assert!(refused.message.ends_with(&expected), "{refused:?}");
+        assert_eq!(refused.hint, "Call tower_fence.unprotect() first.");
+    }
+    assert_eq!((guards("other").await, guards("tower_fence").await), (0, 5));
+    db.execute("SELECT tower_fence.unprotect('whole'), other.protect('whole', '{sku}')")
+        .await;
     assert_eq!((guards("other").await, guards("tower_fence").await), (5, 0));
+    // A fence that was dropped cannot remove its protection.
+    db.execute("DROP SCHEMA other CASCADE; SELECT tower_fence.protect('whole', '{sku}')")
+        .await;
+    assert_eq!(guards("tower_fence").await, 5);
 }
 
 #[tokio::test]
