@@ -14,6 +14,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Header, HTTPException, Path, Request
 from fastapi.responses import JSONResponse
+from psycopg.pq import TransactionStatus
 from pydantic import BaseModel, Field
 from sqlalchemy import BigInteger, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
@@ -24,6 +25,7 @@ PROBLEMS = "https://docs.rs/tower-fence/latest/tower_fence/problem/#"
 TOKEN_REQUIRED = (428, "token-required", "A fencing token is required")
 FENCE_BUSY = (503, "fence-busy", "The resource is busy")
 STORE_UNAVAILABLE = (503, "store-unavailable", "A store is unavailable")
+TRANSACTION_ABORTED = (500, "transaction-aborted", "The transaction was aborted")
 REFUSALS = {  # by SQLSTATE
     "TF400": (400, "malformed-token", "The fencing token is malformed"),
     "TF403": (403, "wrong-resource", "The fencing token is for another resource"),
@@ -150,6 +152,11 @@ def fenced(sku: str, fencing_token: list[str] | None):
 
 
 def commit(session: Session):
+    # Postgres answers the COMMIT of an aborted transaction with a ROLLBACK, which is not an error.
+    connection = session.connection().connection.driver_connection
+    if connection.info.transaction_status == TransactionStatus.INERROR:
+        log.error("the handler has ignored the error of a statement")
+        raise Refusal(*TRANSACTION_ABORTED, "a statement has failed, so nothing was written")
     try:
         session.commit()
     except DBAPIError as error:

@@ -236,6 +236,45 @@ async fn failed_commit_of_the_service_makes_older_tokens_stale() {
     failed_commit_is_answered_with("fence-busy", "RAISE deadlock_detected").await;
 }
 
+/// A handler that catches the error of a statement, after which Postgres answers COMMIT with a
+/// ROLLBACK.
+const CARELESS_HANDLER: &str = "
+import service
+
+try:
+    with service.fenced('sku-1', ['7']) as session:
+        session.execute(service.text('UPDATE inventory SET stock = 9'))
+        try:
+            session.execute(service.text('SELECT 1 / 0'))
+        except service.DBAPIError:
+            pass
+except service.Refusal as refusal:
+    print(refusal.problem['type'])
+else:
+    print('the write is reported as a success')
+";
+
+#[tokio::test]
+async fn caught_error_in_the_service_is_no_success() {
+    let shop = Shop::open().await;
+    let mut command = Command::new(built("python/bin/python"));
+    command
+        .args(["-c", CARELESS_HANDLER])
+        .env("DATABASE_URL", &shop.db.url)
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    let mut handler = Process::run_in(&repository().join("examples/clients"), command);
+    handler.exit().await;
+    let (printed, log) = (handler.stdout(), handler.log());
+    assert!(
+        printed.ends_with("#transaction-aborted\n"),
+        "{printed}{log}"
+    );
+    let older = shop.put("sku-1", 9, &["6"]).await;
+    older.is_problem(412, "stale-token");
+    assert_eq!(shop.put("sku-1", 9, &["7"]).await.status, 200);
+    shop.has_nine().await;
+}
+
 #[tokio::test]
 async fn lost_commit_of_the_service_is_an_unknown_outcome() {
     let end = "PERFORM pg_terminate_backend(pg_backend_pid())";
