@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from psycopg.pq import TransactionStatus
 from pydantic import BaseModel, Field
 from sqlalchemy import BigInteger, create_engine, make_url, text
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -31,13 +31,18 @@ REFUSALS = {  # by SQLSTATE
     "TF403": (403, "wrong-resource", "The fencing token is for another resource"),
     "TF412": (412, "stale-token", "The fencing token is stale"),
     "55P03": FENCE_BUSY,  # after the lock timeout
+    "57014": FENCE_BUSY,  # after a statement timeout
     "40001": FENCE_BUSY,  # after too many concurrent writes
     "40P01": FENCE_BUSY,  # after a deadlock
     "08006": STORE_UNAVAILABLE,  # the connection failed
+    "53300": STORE_UNAVAILABLE,  # the server has too many connections
     "57P01": STORE_UNAVAILABLE,  # the server is stopping
     "57P02": STORE_UNAVAILABLE,  # the server has crashed
     "57P03": STORE_UNAVAILABLE,  # the server is starting, or a shard has moved
+    "57P05": STORE_UNAVAILABLE,  # the server has ended an idle session
     "25006": STORE_UNAVAILABLE,  # the server is read-only
+    "25P03": STORE_UNAVAILABLE,  # after the timeout of an idle transaction
+    "25P04": STORE_UNAVAILABLE,  # after the timeout of a transaction
 }
 LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '5s'")
 
@@ -112,9 +117,14 @@ def answer_exhausted_pool(request: Request, _error: PoolTimeoutError):
 
 
 def sqlstate_of(error: DBAPIError):
-    """Returns the SQLSTATE of an error, or 08006 if the server could not report one."""
+    """Returns the SQLSTATE of an error, or 08006 if the connection failed."""
     sqlstate = getattr(error.orig, "sqlstate", None)
-    return "08006" if sqlstate is None and isinstance(error, OperationalError) else sqlstate
+    if sqlstate is None:
+        # If PgBouncer loses its server, psycopg raises an InternalError.
+        is_lost = isinstance(error, (InternalError, OperationalError))
+    else:
+        is_lost = sqlstate.startswith("08")
+    return "08006" if is_lost else sqlstate
 
 
 # Not a dependency of FastAPI: the admission, the handler and the COMMIT would then be three jobs of
@@ -160,7 +170,9 @@ def commit(session: Session):
     try:
         session.commit()
     except DBAPIError as error:
-        if REFUSALS.get(sqlstate_of(error)) != STORE_UNAVAILABLE:
+        sqlstate = sqlstate_of(error)
+        # Class 25: the server is read-only, or has ended the transaction before COMMIT.
+        if REFUSALS.get(sqlstate) != STORE_UNAVAILABLE or sqlstate.startswith("25"):
             raise
         log.error("the reply to COMMIT was lost: %s", error.orig)
         raise OutcomeUnknown() from error
