@@ -44,7 +44,9 @@ REFUSALS = {  # by SQLSTATE
     "25P03": STORE_UNAVAILABLE,  # after the timeout of an idle transaction
     "25P04": STORE_UNAVAILABLE,  # after the timeout of a transaction
 }
-LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '5s'")
+TIMEOUTS = text(
+    "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '15s'"
+)
 
 url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
 engine = create_engine(url)
@@ -143,7 +145,7 @@ def fenced(sku: str, fencing_token: list[str] | None):
     try:
         with Session(engine) as session:
             # Admitted first, so that later reads in the transaction see earlier holders' writes.
-            session.execute(LOCK_TIMEOUT)
+            session.execute(TIMEOUTS)
             admit = text("SELECT tower_fence.admit_header(:field, :sku)")
             # The lines of the field are joined by a comma. Only the database parses the field.
             token = session.scalar(admit, {"field": ", ".join(fencing_token), "sku": sku})
@@ -181,7 +183,7 @@ def commit(session: Session):
 def make_older_tokens_stale(sku: str, token: int):
     try:
         with engine.begin() as connection:
-            connection.execute(LOCK_TIMEOUT)
+            connection.execute(TIMEOUTS)
             call = text("SELECT tower_fence.raise(:sku, :token)")
             connection.execute(call, {"sku": sku, "token": token})
     except DBAPIError as error:

@@ -12,6 +12,7 @@ async def set_stock(conn, sku, token, stock):
     """Admits the token and writes, in one transaction, which any error rolls back."""
     async with conn.transaction():
         await conn.execute("SET LOCAL lock_timeout = '5s'")
+        await conn.execute("SET LOCAL idle_in_transaction_session_timeout = '15s'")
         max_token = await conn.fetchval("SELECT tower_fence.admit($1, $2)", sku, token)
         await conn.execute("UPDATE inventory SET stock = $1 WHERE sku = $2", stock, sku)
     return max_token

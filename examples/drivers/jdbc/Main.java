@@ -29,6 +29,7 @@ class Main {
         db.setAutoCommit(false);
         try {
             call("SET LOCAL lock_timeout = '5s'");
+            call("SET LOCAL idle_in_transaction_session_timeout = '15s'");
             var result = work.call();
             db.commit();
             return result;

@@ -17,7 +17,9 @@ import (
 // setStock admits the token and writes, in one transaction, which any error rolls back.
 func setStock(ctx context.Context, db *pgx.Conn, sku string, token, stock int64) error {
 	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '5s'"); err != nil {
+		const timeouts = "SET LOCAL lock_timeout = '5s'; " +
+			"SET LOCAL idle_in_transaction_session_timeout = '15s'"
+		if _, err := tx.Exec(ctx, timeouts); err != nil {
 			return err
 		}
 		var maxToken int64

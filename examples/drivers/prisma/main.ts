@@ -10,6 +10,7 @@ const prisma = new PrismaClient({ adapter });
 async function setStock(sku: string, token: bigint, stock: number) {
   return prisma.$transaction(async (tx) => {
     await tx.$executeRaw`SET LOCAL lock_timeout = '5s'`;
+    await tx.$executeRaw`SET LOCAL idle_in_transaction_session_timeout = '15s'`;
     const admitted = await tx.$queryRaw<Row[]>`SELECT tower_fence.admit(${sku}, ${token})`;
     await tx.inventory.update({ where: { sku }, data: { stock } });
     return admitted;

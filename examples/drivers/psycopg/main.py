@@ -13,6 +13,7 @@ def set_stock(sku, token, stock):
     """Admits the token and writes, in one transaction, which any error rolls back."""
     with conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '5s'")
+        conn.execute("SET LOCAL idle_in_transaction_session_timeout = '15s'")
         admitted = conn.execute("SELECT tower_fence.admit(%s, %s)", [sku, token])
         conn.execute("UPDATE inventory SET stock = %s WHERE sku = %s", [stock, sku])
     return admitted.fetchone()[0]

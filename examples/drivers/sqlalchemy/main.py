@@ -15,6 +15,7 @@ def set_stock(sku, token, stock):
     """Admits the token and writes, in one transaction, which any error rolls back."""
     with engine.begin() as conn:
         conn.execute(text("SET LOCAL lock_timeout = '5s'"))
+        conn.execute(text("SET LOCAL idle_in_transaction_session_timeout = '15s'"))
         admit = text("SELECT tower_fence.admit(:sku, :token)")
         max_token = conn.scalar(admit, {"sku": sku, "token": token})
         write = text("UPDATE inventory SET stock = :stock WHERE sku = :sku")
