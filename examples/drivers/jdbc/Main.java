@@ -34,10 +34,16 @@ class Main {
             db.commit();
             return result;
         } catch (Throwable error) {
-            db.rollback();
+            try {
+                db.rollback();
+            } catch (SQLException lost) {
+                error.addSuppressed(lost);
+            }
             throw error;
         } finally {
-            db.setAutoCommit(true);
+            if (!db.isClosed()) {
+                db.setAutoCommit(true);
+            }
         }
     }
 
