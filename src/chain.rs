@@ -12,7 +12,7 @@ use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 
 /// Error, formatted together with all its causes. If the text of an error already ends with the
 /// text of its cause, the cause is omitted. The line number of Postgres' source code, which sqlx
-/// adds to its errors, is removed. Characters that end a line or change its direction are escaped,
+/// adds to its errors, is removed. Characters that end a line or change the direction of text are escaped,
 /// because the text may contain a value that a client has sent.
 pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
 
@@ -40,8 +40,11 @@ impl fmt::Display for Chain<'_> {
 }
 
 fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    let is_deceptive =
-        |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_deceptive = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}')
+            || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     text.chars().try_for_each(|c| match is_deceptive(c) {
         true => write!(f, "{}", c.escape_default()),
         false => f.write_char(c),

@@ -352,8 +352,9 @@ COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the l
 
 -- Returns 1,000 for each step from one timeline to the next. Timelines that this database has not
 -- seen also count. The part of the WAL that one failover loses is assumed to contain fewer than
--- 1,000 epochs. The number of steps is limited, because a restored dump may contain the timeline of
--- another cluster. A history begins with the version and the timeline (ten characters). On a
+-- 1,000 epochs. At most 100 steps are counted, because a restored dump may contain the timeline of
+-- another cluster. A cluster is assumed to have fewer promotions between two uses of a partition. A
+-- history begins with the version and the timeline (ten characters). On a
 -- distributed fence, the system identifier of the server follows.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
@@ -366,7 +367,7 @@ RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $
     END
 $fence$;
 COMMENT ON FUNCTION tower_fence.forgotten_epochs(text, text) IS
-    'An upper bound on the number of epochs that failovers between two timelines may have lost.';
+    'The number of epochs that failovers between two timelines may have lost, with a margin.';
 
 CREATE FUNCTION tower_fence.move_up(partition smallint, forgotten bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$

@@ -20,7 +20,7 @@ use super::held_lease::HeldLease;
 ///
 /// Put layers that retry or hedge requests inside of this layer, as in
 /// `ServiceBuilder::new().layer(lease.layer()).layer(retry)`. All attempts of a write then carry
-/// the same token. Outside of this layer, an attempt after
+/// the same token. If such a layer is outside, an attempt after
 /// [`renew_with_new_token`](super::LeaseGuard::renew_with_new_token) carries another token, and the
 /// write may be applied twice.
 ///

@@ -45,7 +45,7 @@
 //!   functions](crate::deployment#tables-and-schema) of the fence, with a separate migration
 //!   history: on Postgres in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`.
 //! - Use a fence and its pool in one Tokio runtime. A connection stops working when the runtime
-//!   that opened it ends, even during a COMMIT of another runtime.
+//!   that opened it ends, even while another runtime runs a COMMIT on it.
 //! - The database determines the durability, on [Postgres](crate::deployment#tables-and-schema) and
 //!   on [SQLite](crate::deployment#sqlite). After a
 //!   [failover](crate::deployment#when-the-database-fails-over), all earlier tokens are stale.

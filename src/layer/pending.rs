@@ -29,7 +29,8 @@ use crate::{
 /// has an idempotency key, the layer itself admits the token before the handler runs. In this case,
 /// the layer commits such a success.
 ///
-/// The [guide](crate::guide::ways_to_write#deferred-writes) contains an example of each.
+/// The guide contains examples of [`begin`](crate::guide::ways_to_write#deferred-writes) and of
+/// [`write`](crate::guide::ways_to_write#a-single-statement).
 #[derive_where(Clone)]
 pub struct PendingWrite<DB: FenceDatabase> {
     fence: Fence<DB>,
@@ -79,7 +80,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// # Errors
     ///
     /// Returns the [`Refusal`] with which the layer itself would have responded: stale, busy or
-    /// unavailable, or a failure of [the hook](super::FenceLayer::on_begin). The handler can return
+    /// unavailable, or a failure of [the hook](super::FenceLayer::on_begin). Returns
+    /// [`CommitError::Escaped`] if the request has already begun its write. The handler can return
     /// the refusal as its response.
     ///
     /// # Cancel safety
@@ -98,8 +100,9 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         lent.ok_or_else(|| CommitError::Escaped.into())
     }
 
-    /// Returns the request's transaction if the layer has already begun it, under an idempotency
-    /// key. Otherwise a repeated call of the handler would get the transaction of the first call.
+    /// Returns the transaction that the layer has begun, if the request has an idempotency key.
+    /// Without a key, a transaction in the slot belongs to an earlier call of the handler, and must
+    /// not be used again.
     fn begun(&self) -> Option<FencedTx<DB>> {
         let has_key = self.slot.has_key();
         has_key.then(|| FencedTx::borrow(&self.slot)).flatten()

@@ -103,7 +103,7 @@ pub(super) fn no_principal(problem: &str) {
     }
 }
 
-/// Logs the refusal of a request that is wrong, for example because its token is malformed.
+/// Logs the refusal of an invalid request, for example one with a malformed token.
 pub(super) fn refused(problem: &str, refusal: &dyn Error) {
     if let Some(suppressed) = REFUSED.next() {
         tracing::info!(problem, error = %Chain(refusal), suppressed, "refused a write");

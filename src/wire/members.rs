@@ -10,7 +10,7 @@ use serde_json::{Map, Value, error::Category};
 
 use crate::token::Token;
 
-/// Error returned for a member that is unknown, occurs twice, or whose value is invalid.
+/// Error returned for a member that is unknown, that occurs twice, or whose value is invalid.
 #[derive(Debug)]
 pub(crate) struct InvalidMember {
     /// The name of the member, or `body` if the body is not a JSON object.

@@ -17,7 +17,8 @@ use crate::{
 /// Lists the leases that are held.
 ///
 /// If the server has secrets, the secret of an operator is required. The remaining times are those
-/// at the time of the server's answer.
+/// at the time of the server's answer. Invisible characters of names are shown as `\u{…}`; --json
+/// prints the exact names.
 #[derive(Args)]
 pub struct LeasesArgs {
     #[command(flatten)]
@@ -177,8 +178,8 @@ fn since(held: &Held) -> Option<String> {
     Some(humantime::format_rfc3339_seconds(granted_at).to_string())
 }
 
-/// Returns a name whose invisible characters are escaped. A client chooses the name, and characters
-/// that change the direction of text would disguise it.
+/// Returns a name with its invisible characters escaped. Clients choose names, and characters that
+/// change the direction of text could disguise a name.
 fn shown(name: &str) -> String {
     let mut shown = String::new();
     for part in name.split_inclusive(['"', '\'', '\\']) {

@@ -19,10 +19,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Periodically removes expired idempotency keys, and the rows of resources that have not been
     /// used for 90 days.
     ///
-    /// The first removal starts immediately. The next removals of keys follow at the interval
-    /// `every` (at least 1 s), and those of rows after at least a day. The future never completes.
-    /// Spawn it as a task, and abort the task at shutdown. Several processes may run `maintain` at
-    /// the same time.
+    /// The first removal starts immediately. Afterwards, keys are removed at the interval `every`
+    /// (at least 1 s), and rows at most once a day. The future never completes. Spawn it as a task,
+    /// and abort the task at shutdown. Several processes may run `maintain` at the same time.
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call
@@ -53,16 +52,16 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn maintain(&self, every: Duration) {
         let mut turns = interval(every.max(Duration::from_secs(1)));
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut search_at = Instant::now();
+        let mut last_search: Option<Instant> = None;
         loop {
-            turns.tick().await;
+            let now = turns.tick().await;
             removed("keys", self.remove_expired_keys().await);
             let names = self.known_names().await;
             if !names.is_ok_and(|names| names.is_distributed())
-                && Instant::now() >= search_at
+                && last_search.is_none_or(|last| now - last >= BETWEEN_SEARCHES)
                 && removed("resources", self.remove_idle(IDLE, u64::MAX).await)
             {
-                search_at = Instant::now() + BETWEEN_SEARCHES;
+                last_search = Some(now);
             }
         }
     }

@@ -135,7 +135,7 @@ async fn broken_lease_is_lost_at_the_next_renewal() {
 async fn process_paused_past_its_lease_sees_the_loss_first() {
     let issued = Issued::start().await;
     let lease = issued.holder(1_000).acquire("sku-1").await.unwrap();
-    // While a task on the only worker is ready, the worker seldom looks at the timers.
+    // While a task on the only worker is ready, the worker seldom polls the timers.
     let task = tokio::spawn(async move {
         let (mut polls, mut slept) = (0, false);
         let work = std::future::poll_fn(|cx| {
@@ -151,7 +151,7 @@ async fn process_paused_past_its_lease_sees_the_loss_first() {
     });
     let (loss, polls) = task.await.unwrap();
     assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
-    assert_eq!(polls, 1, "the work continued after its lease");
+    assert!(polls <= 1, "the work continued after its lease");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

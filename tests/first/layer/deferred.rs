@@ -92,6 +92,11 @@ async fn handler<DB: TestDatabase>(
                 .unwrap();
             pending.write::<()>(insert).await
         }
+        "begin-twice" => {
+            drop(pending.clone().begin().await.unwrap());
+            drop(pending.begin().await.unwrap_err());
+            return Ok(StatusCode::CONFLICT.into_response());
+        }
         "spawn" => {
             let writing = async move {
                 go_on.notified().await;
@@ -262,6 +267,8 @@ async fn second_use_of_a_pending_write_is_refused<DB: TestDatabase>() {
     let answer = server.write("/r/twice", 5).await;
     answer.is_problem(500, "transaction-escaped");
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
+    // A repeated call of the handler does not continue the transaction of the first call.
+    assert_eq!(server.write("/r/begin-twice", 6).await.status, 409);
 }
 
 async fn write_that_escapes_the_handler_is_not_a_success<DB: TestDatabase>() {

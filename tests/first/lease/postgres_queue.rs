@@ -128,7 +128,7 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
 async fn repeated_first_request_stays_first() {
     let db = Postgres::fresh(4).await;
     grant(&PostgresLeases::new(db.fence()), &sku(), LONG).await;
-    for (ticket, lease, owner, in_line, listener, outcome) in [
+    for (ticket, lease, owner, in_queue, listener, outcome) in [
         (1_i64, "a", None, false, 7_i64, "first"),
         (2, "b", None, false, 7, "queued"),
         (3, "a", Some("one"), false, 8, "first"),
@@ -139,7 +139,7 @@ async fn repeated_first_request_stays_first() {
         let ask =
             "SELECT (tower_fence.lease_ask('sku-1', $2::bytea, 1000, 0, $3, $1, $4, $5)).outcome";
         let asked = sqlx::query_scalar(ask).bind(ticket).bind(lease.as_bytes());
-        let asked = asked.bind(owner).bind(in_line).bind(listener);
+        let asked = asked.bind(owner).bind(in_queue).bind(listener);
         let asked: String = asked.fetch_one(&db.pool).await.unwrap();
         assert_eq!(asked, outcome, "ticket {ticket}");
         let notified = format!("SELECT listener FROM tower_fence.waiters WHERE ticket = {ticket}");

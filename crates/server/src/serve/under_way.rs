@@ -1,8 +1,8 @@
 //! Limits concurrent requests for leases, and terminates them when the server stops.
 //!
-//! 1. A request to acquire a lease may wait for a long time, so such requests have limits of their
-//!    own. Renewals, releases, reads and the requests of operators have other ones.
-//! 2. Each of both kinds has a total limit, and a limit for each caller.
+//! 1. A request to acquire a lease may wait for a long time. Renewals, releases, reads and the
+//!    requests of operators therefore have separate limits.
+//! 2. Each kind has a total limit and a limit for each caller.
 //! 3. A request counts towards its limit only after its body has arrived.
 //! 4. When the server closes, a request that waits in the queue is answered with 503 within a
 //!    second. Any other request may take the time of `--drain`.
