@@ -116,22 +116,28 @@ pub(super) async fn renewal_may_take_a_new_token<S: Subject>(subject: &S) {
 pub(super) async fn renewal_may_ask_for_a_lowest_token<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let lease = grant(&one, LONG).await;
-    let lowest = Token::new(lease.token.get() + 1_000).expect("a token");
-    let renew = Renew::new(LONG).at_least(lowest);
-    match two.renew(&sku(), &lease.id, renew).await {
-        Ok(renewed) => {
-            assert!(renewed.token >= lowest, "{renewed:?}");
-            let renew = Renew::new(LONG).with_new_token();
-            let next = one.renew(&sku(), &lease.id, renew).await;
-            let next = next.expect("a renewal").token;
-            assert!(
-                next > renewed.token,
-                "{next} must be above {}",
-                renewed.token
-            );
+    let new_token = async || {
+        let renew = Renew::new(LONG).with_new_token();
+        let renewed = one.renew(&sku(), &lease.id, renew).await;
+        renewed.expect("a renewal").token
+    };
+    let at_least = async |lowest| {
+        let renew = Renew::new(LONG).at_least(lowest);
+        match two.renew(&sku(), &lease.id, renew).await {
+            Ok(renewed) => Some(renewed.token),
+            Err(LeaseError::Invalid { .. }) => None,
+            Err(other) => panic!("{other:?}"),
         }
-        Err(LeaseError::Invalid { .. }) => {}
-        Err(other) => panic!("{other:?}"),
+    };
+    let second = new_token().await;
+    if let Some(kept) = at_least(lease.token).await {
+        assert_eq!(kept, second, "the minimum is below the token");
+    }
+    let lowest = Token::new(second.get() + 1_000).expect("a token");
+    if let Some(raised) = at_least(lowest).await {
+        assert!(raised >= lowest, "{raised} must be at least {lowest}");
+        let next = new_token().await;
+        assert!(next > raised, "{next} must be above {raised}");
     }
 }
 
@@ -167,10 +173,11 @@ pub(super) async fn owner_that_was_named_first_stays<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let owner = |name: &str| Some(Owner::new(name).expect("an owner"));
     let (first, second) = (owner("a:b:c é \"'{}"), owner("worker-8"));
-    // The first request of a lease names no owner, or names one.
+    // The first request of a lease names an owner, or names none. In the second case, the lease
+    // does not get the owner of the previous lease.
     for owners in [
-        &[None, first.clone(), second.clone(), None][..],
-        &[first, second, None],
+        &[first.clone(), second.clone(), None][..],
+        &[None, first, second, None],
     ] {
         let mut request = Acquire::new(LONG).lease_id(LeaseId::random());
         let mut expected = None;
@@ -201,6 +208,12 @@ pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
     let Some(granted_at) = held().await else {
         assert!(
             !S::GRANT_TIME,
+        for renew in [Renew::new(LONG), Renew::new(LONG).with_new_token()] {
+            let renewed = one.renew(&sku(), &request.lease_id, renew).await;
+            renewed.expect("a renewal");
+            let held = two.inspect(&sku()).await.expect("the store answers");
+            assert_eq!(held.expect("the lease is held").owner, expected);
+        }
             "the store records the time of each grant, but the held lease has no time"
         );
         return;
@@ -231,6 +244,9 @@ pub(super) async fn one_of_many_requests_is_granted<S: Subject>(subject: &S) {
     for refusal in refused {
         is_held(refusal);
     }
+    let again = Acquire::new(LONG).lease_id(first.id.clone());
+    two.acquire(&sku(), again).await.expect("a repetition");
+    assert_eq!(held().await, Some(granted_at));
 }
 
 pub(super) async fn lock_delay_follows_expiry_and_not_release<S: Subject>(subject: &S) {
