@@ -7,10 +7,10 @@ use tokio::time::sleep;
 
 use super::{
     Subject,
-    steps::{LONG, eventually, grant, is_free, is_held, is_lost, next_grant, resource, sku},
+    steps::{LONG, SOON, eventually, grant, is_free, is_held, is_lost, next_grant, resource, sku},
 };
 use crate::{
-    lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Owner, Renew},
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Owner, Renew},
     token::Token,
 };
 
@@ -36,6 +36,10 @@ pub(super) async fn grant_excludes_others_until_it_is_released<S: Subject>(subje
 
 pub(super) async fn expired_lease_is_followed_by_a_higher_token<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
+    // This lease is released, so its lock delay does not apply, not even after the next lease.
+    let delayed = Acquire::new(LONG).lock_delay(LONG);
+    let earlier = one.acquire(&sku(), delayed).await.expect("a grant");
+    one.release(&sku(), &earlier.id).await.expect("a release");
     let first = grant(&one, S::SHORT).await;
     is_held(two.acquire(&sku(), Acquire::new(S::SHORT)).await);
     let second = next_grant(&two).await;
@@ -45,12 +49,25 @@ pub(super) async fn expired_lease_is_followed_by_a_higher_token<S: Subject>(subj
 
 pub(super) async fn request_is_idempotent_by_lease_id<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
-    let first = grant(&one, S::SHORT).await;
-    let again = Acquire::new(LONG).lease_id(first.id.clone());
-    let again = two.acquire(&sku(), again).await.expect("a repetition");
-    assert_eq!((again.token, again.id), (first.token, first.id));
+    let repeat = async |first: &Lease, ttl| {
+        let again = Acquire::new(ttl).lease_id(first.id.clone());
+        let again = two.acquire(&first.resource, again).await;
+        let again = again.expect("a repetition");
+        assert_eq!((again.token, &again.id), (first.token, &first.id));
+    };
+    let other = resource("sku-2");
+    let longer = one.acquire(&other, Acquire::new(S::SHORT)).await;
+    repeat(&longer.expect("a grant"), LONG).await;
+    let delayed = Acquire::new(LONG).lock_delay(LONG);
+    let shorter = one.acquire(&sku(), delayed).await.expect("a grant");
+    repeat(&shorter, S::SHORT).await;
     sleep(2 * S::SHORT).await;
-    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+    is_held(one.acquire(&other, Acquire::new(LONG)).await);
+    eventually("the lease ends", async || is_free(&one).await).await;
+    let next = Acquire::new(LONG).wait(SOON).lease_id(shorter.id);
+    let next = two.acquire(&sku(), next).await;
+    let next = next.expect("the last request under this id had no lock delay");
+    assert!(next.token > shorter.token);
 }
 
 pub(super) async fn only_the_lease_id_renews_and_releases<S: Subject>(subject: &S) {
