@@ -2,29 +2,14 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
 use tower_fence::lease::{Acquire, Leases, Renew};
 
 use crate::support::{
-    lease::{LONG, is_held, is_lost, sku},
+    lease::{LONG, sku},
     store::TestStore,
 };
 
-on_every_store!(
-    last_request_under_an_id_sets_the_lock_delay,
-    lock_delay_does_not_extend_the_lease,
-);
-
-async fn last_request_under_an_id_sets_the_lock_delay<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let lease = one.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
-    let again = Acquire::new(S::SHORT).lock_delay(LONG);
-    let again = again.lease_id(lease.id.clone());
-    two.acquire(&sku(), again).await.unwrap();
-    sleep(2 * S::SHORT).await;
-    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
-    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
-}
+on_every_store!(lock_delay_does_not_extend_the_lease);
 
 /// A client must not assume that it holds the lease during the lock delay.
 async fn lock_delay_does_not_extend_the_lease<S: TestStore>() {

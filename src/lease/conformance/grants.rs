@@ -208,6 +208,12 @@ pub(super) async fn owner_that_was_named_first_stays<S: Subject>(subject: &S) {
             assert_eq!(held.owner, expected);
             assert!(!format!("{held:?}").contains(request.lease_id.expose()));
         }
+        for renew in [Renew::new(LONG), Renew::new(LONG).with_new_token()] {
+            let renewed = one.renew(&sku(), &request.lease_id, renew).await;
+            renewed.expect("a renewal");
+            let held = two.inspect(&sku()).await.expect("the store answers");
+            assert_eq!(held.expect("the lease is held").owner, expected);
+        }
         two.release(&sku(), &request.lease_id)
             .await
             .expect("a release");
@@ -225,12 +231,6 @@ pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
     let Some(granted_at) = held().await else {
         assert!(
             !S::GRANT_TIME,
-        for renew in [Renew::new(LONG), Renew::new(LONG).with_new_token()] {
-            let renewed = one.renew(&sku(), &request.lease_id, renew).await;
-            renewed.expect("a renewal");
-            let held = two.inspect(&sku()).await.expect("the store answers");
-            assert_eq!(held.expect("the lease is held").owner, expected);
-        }
             "the store records the time of each grant, but the held lease has no time"
         );
         return;
@@ -243,6 +243,9 @@ pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
     two.renew(&sku(), &first.id, renew)
         .await
         .expect("a renewal");
+    assert_eq!(held().await, Some(granted_at));
+    let again = Acquire::new(LONG).lease_id(first.id.clone());
+    two.acquire(&sku(), again).await.expect("a repetition");
     assert_eq!(held().await, Some(granted_at));
     one.release(&sku(), &first.id).await.expect("a release");
     grant(&two, LONG).await;
@@ -261,24 +264,36 @@ pub(super) async fn one_of_many_requests_is_granted<S: Subject>(subject: &S) {
     for refusal in refused {
         is_held(refusal);
     }
-    let again = Acquire::new(LONG).lease_id(first.id.clone());
-    two.acquire(&sku(), again).await.expect("a repetition");
-    assert_eq!(held().await, Some(granted_at));
 }
 
 pub(super) async fn lock_delay_follows_expiry_and_not_release<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
+    let lease = grant(&one, LONG).await;
+    // The last request under a lease id sets the lock delay.
     let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
-    let lease = one.acquire(&sku(), delayed).await.expect("a grant");
+    let delayed = delayed.lease_id(lease.id.clone());
+    two.acquire(&sku(), delayed).await.expect("a repetition");
     eventually("the lease ends", async || is_free(&one).await).await;
     is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     is_lost(one.release(&sku(), &lease.id).await);
+    let page = two.list(9, None).await.expect("a page");
+    assert!(page.leases.is_empty(), "{page:?}");
+    let other = Token::new(lease.token.get() + 1).expect("a token");
+    let ended = one.break_lease(&sku(), Some(other)).await;
+    assert!(!ended.expect("a break"), "the lease has another token");
     let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(retry_after > LONG / 2, "{retry_after:?}");
-    assert!(one.break_lease(&sku(), None).await.expect("a break"));
+    let ended = one.break_lease(&sku(), Some(lease.token)).await;
+    assert!(ended.expect("a break"), "the lease is in its lock delay");
     let delayed = Acquire::new(LONG).lock_delay(LONG);
-    let lease = one.acquire(&sku(), delayed).await.expect("a grant");
-    one.release(&sku(), &lease.id).await.expect("a release");
+    let next = one.acquire(&sku(), delayed).await.expect("a grant");
+    assert!(next.token > lease.token);
+    let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    assert!(
+        retry_after > LONG + LONG / 2,
+        "the lock delay is missing: {retry_after:?}"
+    );
+    one.release(&sku(), &next.id).await.expect("a release");
     grant(&two, LONG).await;
 }
 
@@ -297,6 +312,8 @@ pub(super) async fn lock_delay_outlasts_renewal_and_blocks_its_own_lease_id<S: S
     // The lease has expired, so a request under its id does not get it back.
     let again = Acquire::new(LONG).lease_id(lease.id);
     is_held(one.acquire(&sku(), again).await);
+    assert!(one.break_lease(&sku(), None).await.expect("a break"));
+    grant(&two, LONG).await;
 }
 
 pub(super) async fn break_ends_the_lease_that_was_seen<S: Subject>(subject: &S) {
