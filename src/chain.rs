@@ -12,8 +12,8 @@ use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 
 /// Error, formatted together with all its causes. If the text of an error already ends with the
 /// text of its cause, the cause is omitted. The line number of Postgres' source code, which sqlx
-/// adds to its errors, is removed. Characters that end a line or change the direction of text are escaped,
-/// because the text may contain a value that a client has sent.
+/// adds to its errors, is removed. Characters that end a line or change the direction of text are
+/// escaped, because the text may contain a value that a client has sent.
 pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {

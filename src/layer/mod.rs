@@ -115,8 +115,9 @@
 //!   inside of this layer.
 //! - A layer inside of this layer must not call the handler again after a failure, as
 //!   `tower::retry` does. The second call gets the same transaction, with the statements of the
-//!   first call, and both are committed. If the layer is deferred and the request has no idempotency
-//!   key, the second call fails. Retry outside of this layer, or in the handler with a savepoint.
+//!   first call, and both are committed. If the layer is deferred and the request has no
+//!   idempotency key, the second call fails. Retry outside of this layer, or in the handler with a
+//!   savepoint.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer`, the layer also sees requests that match no route. If the resource comes
 //!   from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), the layer responds

@@ -201,7 +201,7 @@ async fn waiter_without_notifications_polls_until_its_timeout() {
         .await;
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
-    let request = Acquire::new(LONG).wait(Duration::from_millis(600));
+    let request = Acquire::new(LONG).wait(Duration::from_secs(3));
     is_held(leases.acquire(&sku(), request).await);
     let request = Acquire::new(LONG).wait(Duration::from_millis(100));
     is_misconfigured(leases.acquire(&sku(), request).await);

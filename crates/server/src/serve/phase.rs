@@ -102,7 +102,7 @@ impl State {
         match *self.phase() {
             Phase::Silent(since) => Some((0, since)),
             Phase::Head(since) => (now - since >= SLOW_REQUEST).then_some((1, since)),
-            // Each route reads the whole body before it has an effect, so this request has had none.
+            // Each route reads the whole body before it has an effect. This request has had none.
             Phase::Request(since)
                 if self.unread.load(SeqCst) > 0 && now - since >= SLOW_REQUEST =>
             {
