@@ -11,6 +11,7 @@ use sqlx::Sqlite;
 use tokio::time::sleep;
 use tower_fence::{
     Resource,
+    epochs::Epoch,
     lease::{LeaseAdmin, LeaseError, Leases, Renew},
 };
 
@@ -120,6 +121,30 @@ async fn issuer_with_a_cached_grant_renews_no_late_one() {
     }
     is_lost(leases.renew(&sku(), &lost.id, Renew::new(LONG)).await);
     assert!(leases.break_lease(&sku(), None).await.unwrap());
+}
+
+/// A renewal asked for a token of a later epoch, and one node has not stored that token.
+#[tokio::test]
+async fn renewal_counts_no_token_that_was_only_asked_for() {
+    let site = Site::new().await;
+    let held = grant(&site.issuer().await, &sku(), LONG).await;
+    let asked = held.token.get() + 5 * Epoch::SIZE;
+    for node in &site.nodes[1..] {
+        let value = node.command(&["GET", &site.lease()]).await;
+        let value: String = from_redis_value(value).unwrap();
+        let value = value.replace(&format!(":{}:", held.token), &format!(":{asked}:"));
+        node.command(&["SET", &site.lease(), &value, "KEEPTTL"])
+            .await;
+    }
+    // This issuer reads the token from the nodes.
+    let leases = site.issuer().await;
+    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token.get(), asked);
+    let epoch = ["HGET", &site.counter(), "epoch"];
+    for node in &site.nodes {
+        let epoch: i64 = from_redis_value(node.command(&epoch).await).unwrap();
+        assert_eq!(epoch, held.token.get() / Epoch::SIZE);
+    }
 }
 
 /// Starts nodes, each behind a proxy. After the test sets the returned flag, each proxy applies
