@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use sqlx::Sqlite;
 use tokio::{
     task::JoinHandle,
@@ -16,7 +17,7 @@ use tower_fence::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, grant_and_release, is_held, join, join_on, sku, wait},
+    lease::{LONG, SHORT, grant, grant_and_release, is_held, join, join_on, sku, wait},
     redis::{COUNTER, RedisServer, connect, with_leases},
     soon,
 };
@@ -208,6 +209,23 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
         .expect("the lease is lost");
     assert_eq!(held.token, lease.token);
     leases.release(&sku, &id).await.unwrap();
+}
+
+/// The lease expires before the client receives it, and then the client disconnects.
+#[tokio::test]
+async fn cancelled_request_does_not_end_its_lock_delay() {
+    let (_server, _db, leases) = with_leases().await;
+    // After this lease, the first poll of a request sends it.
+    grant_and_release(&leases).await;
+    let sku = sku();
+    let request = Acquire::new(SHORT).lock_delay(LONG);
+    let mut gone = Box::pin(leases.acquire(&sku, request));
+    assert!(gone.as_mut().now_or_never().is_none());
+    sleep(2 * SHORT).await;
+    drop(gone);
+    // The request is abandoned in the background.
+    sleep(SHORT).await;
+    is_held(leases.acquire(&sku, Acquire::new(LONG)).await);
 }
 
 /// All databases of a Redis server share its channels, so messages about a resource of the same
