@@ -18,6 +18,7 @@ use crate::support::{
 on_every_store_with_a_queue!(
     many_waiters_are_served_in_order_despite_cancellations,
     new_first_waiter_notices_a_shortened_lease,
+    only_waiter_notices_a_shortened_lease,
     release_at_another_issuer_ends_a_kept_position,
     lease_of_a_kept_position_awaits_its_client,
 );
@@ -75,6 +76,27 @@ async fn new_first_waiter_notices_a_shortened_lease<S: TestStore>() {
         .unwrap();
     leaves.abort();
     granted(stays).await;
+}
+
+async fn only_waiter_notices_a_shortened_lease<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    for renews in [true, false] {
+        let first = grant(&one, &sku(), LONG).await;
+        let waiting = wait(&two, LONG).await;
+        let ttl = Duration::from_secs(2);
+        let shorter = match renews {
+            true => one.renew(&sku(), &first.id, Renew::new(ttl)).await,
+            false => {
+                let again = Acquire::new(ttl).lease_id(first.id);
+                one.acquire(&sku(), again).await
+            }
+        };
+        assert_eq!(shorter.unwrap().token, first.token);
+        // Every waiter polls after ten seconds, which is much later.
+        let served = timeout(Duration::from_secs(6), waiting).await;
+        let served = served.expect("the waiter was not served").unwrap().unwrap();
+        two.release(&sku(), &served.id).await.unwrap();
+    }
 }
 
 /// A client gives up, and its release reaches another issuer, for example behind a load balancer.
