@@ -12,7 +12,7 @@ use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Resource,
-    client::{AcquireError, Holder, Loss},
+    client::{AcquireError, Holder, HttpLeases, Loss},
     lease::{Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases, Renew},
 };
 
@@ -53,6 +53,8 @@ struct Mood {
     away: AtomicBool,
     /// Whether the first request is granted without an answer, and each further one is refused.
     is_crowded: AtomicBool,
+    /// Whether requests for a lease go to an address at which nothing listens.
+    is_misdirected: AtomicBool,
 }
 
 fn away<T>() -> Result<T, LeaseError> {
@@ -102,6 +104,10 @@ fn set(setting: &Mutex<Duration>, ms: u64) {
 
 impl Leases for Moody {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        if self.mood.is_misdirected.load(Relaxed) {
+            let nowhere = HttpLeases::new("http://127.0.0.1:1").unwrap();
+            return nowhere.acquire(resource, request).await;
+        }
         let earlier = self.mood.acquires.fetch_add(1, Relaxed);
         let is_crowded = self.mood.is_crowded.load(Relaxed);
         if is_crowded && earlier > 0 {
@@ -203,6 +209,23 @@ async fn lease_whose_answer_was_lost_is_released_after_a_refusal() {
         "{refused:?}"
     );
     store.is_free_soon().await;
+}
+
+#[tokio::test]
+async fn request_that_was_not_sent_causes_no_release() {
+    let store = Moody::new().await;
+    store.mood.is_misdirected.store(true, Relaxed);
+    let refused = store.holder(60_000).acquire("sku-1").await.err();
+    assert!(
+        matches!(
+            refused,
+            Some(AcquireError::Lease(LeaseError::Unavailable(_)))
+        ),
+        "{refused:?}"
+    );
+    // A release would run in the background.
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(store.mood.releases.load(Relaxed), 0);
 }
 
 #[tokio::test]
