@@ -8,6 +8,7 @@ use sqlx::{Acquire as _, AssertSqlSafe, PgConnection, Postgres};
 use tokio::time::{sleep, timeout};
 use tower_fence::{
     Fence, Token,
+    announce::{Announce, LeaseDigest},
     lease::{Acquire, LeaseError, LeaseId, Leases, PostgresLeases, Renew},
 };
 
@@ -285,6 +286,11 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > renewed.token);
     write(&fence, again.token.get()).await.unwrap();
+    // The row was lost, and another issuer has announced its lease with the same token.
+    db.execute("DELETE FROM tower_fence.resources").await;
+    let other = LeaseDigest::of("another lease");
+    fence.announce(&sku(), again.token, &other).await.unwrap();
+    is_lost(leases.renew(&sku(), &again.id, renew).await);
 }
 
 #[tokio::test]
