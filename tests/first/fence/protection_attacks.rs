@@ -157,6 +157,7 @@ async fn default_privileges_grant_nothing_of_the_fence() {
          ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {role}; \
          ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO {role}; \
          ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO {role}; \
+         ALTER DEFAULT PRIVILEGES GRANT USAGE ON TYPES TO {role}; \
          ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {role}"
     ))
     .await;
@@ -170,6 +171,8 @@ async fn default_privileges_grant_nothing_of_the_fence() {
          + (SELECT count(*) FROM pg_sequence AS q JOIN pg_class AS s ON s.oid = q.seqrelid \
              WHERE s.relnamespace = 'tower_fence'::regnamespace \
              AND has_sequence_privilege('{role}', q.seqrelid, 'USAGE, SELECT, UPDATE')) \
+         + (SELECT count(*) FROM pg_type WHERE typnamespace = 'tower_fence'::regnamespace \
+             AND typtype = 'd' AND has_type_privilege('{role}', oid, 'USAGE')) \
          + has_schema_privilege('{role}', 'tower_fence', 'CREATE')::int"
     );
     assert_eq!(db.number(&granted).await, 0);
