@@ -9,7 +9,7 @@ use sqlx::{
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Fence, Resource,
-    lease::{Acquire, LeaseError, Leases, PostgresLeases},
+    lease::{Acquire, LeaseError, Leases, PostgresLeases, Renew},
 };
 
 use crate::support::{
@@ -121,6 +121,30 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
     assert_eq!(outcome, "queued");
     let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
     assert_eq!(called.payload(), "1 0");
+    // If the first one leaves, its successor is notified.
+    db.execute("SELECT tower_fence.lease_abandon('sku-1', 'a', 1)")
+        .await;
+    let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
+    assert_eq!(called.payload(), "2 0");
+}
+
+#[tokio::test]
+async fn first_waiter_is_notified_of_a_shorter_renewal() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let held = grant(&leases, &sku(), LONG).await;
+    let mut alive = listener_7(&db).await;
+    db.execute(
+        "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
+             ('sku-1', 1, 1, 'a', 7)",
+    )
+    .await;
+    let shorter = Renew::new(LONG / 2);
+    leases.renew(&sku(), &held.id, shorter).await.unwrap();
+    let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
+    let (ticket, closed_ms) = called.payload().split_once(' ').unwrap();
+    assert_eq!(ticket, "1");
+    assert!(closed_ms.parse::<u64>().unwrap() <= 30_000, "{called:?}");
 }
 
 /// Another process displaces the first request. The new request must retry at the expiry.
