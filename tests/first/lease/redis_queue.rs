@@ -218,10 +218,12 @@ async fn cancelled_request_does_not_end_its_lock_delay() {
     // After this lease, the first poll of a request sends it.
     grant_and_release(&leases).await;
     let sku = sku();
-    let request = Acquire::new(SHORT).lock_delay(LONG);
+    let request = Acquire::new(Duration::from_secs(2)).lock_delay(LONG);
     let mut gone = Box::pin(leases.acquire(&sku, request));
     assert!(gone.as_mut().now_or_never().is_none());
-    sleep(2 * SHORT).await;
+    let is_held_now = async || leases.inspect(&sku).await.unwrap().is_some();
+    eventually("the lease is granted", &is_held_now).await;
+    eventually("the lease has expired", async || !is_held_now().await).await;
     drop(gone);
     // The request is abandoned in the background.
     sleep(SHORT).await;
