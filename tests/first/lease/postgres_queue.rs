@@ -77,6 +77,29 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 0);
 }
 
+/// The first waiter has missed its turn, because its process is frozen.
+#[tokio::test]
+async fn waiter_behind_a_removed_waiter_has_a_turn_of_its_own() {
+    let db = Postgres::fresh(4).await;
+    grant(&PostgresLeases::new(db.fence()), &sku(), LONG).await;
+    let _alive = listener_7(&db).await;
+    let mut frozen = PgListener::connect(&db.url).await.unwrap();
+    let register = "SELECT tower_fence.lease_listen(8)";
+    frozen.execute(register).await.unwrap();
+    db.execute(
+        "UPDATE tower_fence.leases SET expires_at = now() - interval '3 s'; \
+         INSERT INTO tower_fence.queues (resource) VALUES ('sku-1') ON CONFLICT DO NOTHING; \
+         INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
+             ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 7)",
+    )
+    .await;
+    let ask = "SELECT (tower_fence.lease_ask('sku-1', 'c', 1000, 0, NULL, 3, true, 7)).outcome";
+    let outcome: String = sqlx::query_scalar(ask).fetch_one(&db.pool).await.unwrap();
+    assert_eq!(outcome, "queued");
+    let tickets = "SELECT sum(ticket)::bigint FROM tower_fence.waiters";
+    assert_eq!(db.number(tickets).await, 2 + 3);
+}
+
 /// A transaction sees the sessions that were open when it first looked for one.
 #[tokio::test]
 async fn listener_that_registers_during_a_sweep_is_kept() {
