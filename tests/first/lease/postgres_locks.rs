@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use tower_fence::{
     Fence, Token,
     announce::{Announce, LeaseDigest},
-    lease::{Acquire, LeaseError, LeaseId, Leases, PostgresLeases, Renew},
+    lease::{Acquire, LeaseError, LeaseId, Leases, Owner, PostgresLeases, Renew},
 };
 
 use crate::support::{
@@ -275,16 +275,23 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     is_lost(leases.renew(&sku(), &lease.id, renew).await);
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
     // The next grant supersedes that token.
-    let next = grant(&leases, &sku(), LONG).await;
+    let owner = Owner::new("worker-7").unwrap();
+    let named = Acquire::new(LONG).owner(owner.clone());
+    let next = leases.acquire(&sku(), named).await.unwrap();
+    db.execute("UPDATE tower_fence.leases SET granted_at = granted_at - interval '1 hour'")
+        .await;
+    let granted_at = leases.inspect(&sku()).await.unwrap().unwrap().granted_at;
     assert!(next.token.get() > lease.token.get() + 10);
     write(&fence, next.token.get()).await.unwrap();
     // The holder's own write does not prevent its renewal.
     let renewed = leases.renew(&sku(), &next.id, renew).await.unwrap();
     write(&fence, renewed.token.get()).await.unwrap();
-    // A repeated request whose token was used up gets a new, valid token.
+    // A repeated request whose token was used up gets a new, valid token, for the same lease.
     let again = Acquire::new(LONG).lease_id(next.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > renewed.token);
+    let held = leases.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!((held.owner, held.granted_at), (Some(owner), granted_at));
     write(&fence, again.token.get()).await.unwrap();
     // The row was lost, and another issuer has announced its lease with the same token.
     db.execute("DELETE FROM tower_fence.resources").await;
