@@ -63,6 +63,7 @@ def release(lease):
 def set_stock(conn, lease, stock):
     with conn.transaction():  # a refusal rolls back: psycopg.Error, sqlstate "TF412"
         conn.execute("SET LOCAL lock_timeout = '5s'")
+        conn.execute("SET LOCAL idle_in_transaction_session_timeout = '15s'")
         conn.execute("SELECT tower_fence.admit(%s, %s)", [lease["resource"], lease["token"]])
         conn.execute("UPDATE stock SET n = %s WHERE sku = %s", [stock, lease["resource"]])
 

@@ -86,8 +86,9 @@ async fn set_stock(
     stock: i64,
 ) -> Result<(), DbErr> {
     let txn = db.begin().await?;
-    txn.execute_unprepared("SET LOCAL lock_timeout = '5s'")
-        .await?;
+    let timeouts = "SET LOCAL lock_timeout = '5s'; \
+                    SET LOCAL idle_in_transaction_session_timeout = '15s'";
+    txn.execute_unprepared(timeouts).await?;
     txn.execute_raw(Statement::from_sql_and_values(
         DbBackend::Postgres,
         "SELECT tower_fence.admit($1, $2)",

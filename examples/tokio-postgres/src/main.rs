@@ -64,7 +64,9 @@ async fn set_stock(
 ) -> Result<(), tokio_postgres::Error> {
     let sku = sku.as_str();
     let tx = client.transaction().await?;
-    tx.batch_execute("SET LOCAL lock_timeout = '5s'").await?;
+    let timeouts = "SET LOCAL lock_timeout = '5s'; \
+                    SET LOCAL idle_in_transaction_session_timeout = '15s'";
+    tx.batch_execute(timeouts).await?;
     tx.execute("SELECT tower_fence.admit($1, $2)", &[&sku, &token.get()])
         .await?;
     let set = "INSERT INTO inventory (sku, stock) VALUES ($1, $2)
