@@ -127,7 +127,7 @@ impl<L: Leases> Holder<L> {
     ///   requests wait.
     /// - [`AcquireError::Lease`] with [`LeaseError::Unavailable`], after the wait, if the store did
     ///   not respond, or responded only after the lease had expired; immediately, if the response
-    ///   is for another resource ([`HttpError::OtherResource`]).
+    ///   is for another resource ([`HttpError::OtherResource`](super::HttpError::OtherResource)).
     /// - [`AcquireError::Lease`] with any other error of the store, immediately.
     ///
     /// # Cancel safety
