@@ -31,6 +31,10 @@ const WITHOUT: &[(&str, &str)] = &[
         "passes a resource to admit_once(); scale::distributed passes none",
     ),
     (
+        "a_claim_admits_no_token_in_a_transaction_from_before_the_last_write",
+        "passes a resource to admit_once(), too",
+    ),
+    (
         "no_readable_digest_ends_a_lease",
         "calls lease_end() for each row of `resources`, on the workers",
     ),
