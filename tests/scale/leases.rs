@@ -154,7 +154,7 @@ async fn eventually_begun(fence: &Fence<Postgres>, sku: &Resource, value: i64) -
     let refused = Mutex::new(None);
     eventually("the worker answers", async || {
         let begun = fence.begin(sku, token(value), TokenUse::SingleUse).await;
-        let error = begun.err().expect("an older token was admitted");
+        let error = begun.expect_err("an older token was admitted");
         let broken = matches!(error, AdmitError::Unavailable(_));
         *refused.lock().await = Some(error);
         !broken
