@@ -87,7 +87,7 @@ async fn first_contact(leases: Result<RedisLeases, LeaseError>) -> LeaseError {
 
 fn sentinels(url: &str) -> SentinelClient {
     let master = SentinelServerType::Master;
-    SentinelClient::build(vec![url], "main", None, master).unwrap()
+    SentinelClient::build(vec![url], String::from("main"), None, master).unwrap()
 }
 
 /// A lazy store needs no runtime, no server, and no database.

@@ -159,7 +159,8 @@ async fn failover_by_sentinels_repeats_no_token() {
     let sentinel = Sentinel::start(&master);
     let behind_sentinel = |name: &str, database| {
         let master = SentinelServerType::Master;
-        let client = SentinelClient::build(vec![sentinel.url()], name, None, master);
+        let urls = vec![sentinel.url()];
+        let client = SentinelClient::build(urls, String::from(name), None, master);
         let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
         let leases = builder.with_sentinels(client.unwrap(), database, name);
         leases.unwrap()
