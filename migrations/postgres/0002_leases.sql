@@ -1,9 +1,10 @@
 -- Leases in the database of the fence. A grant and its announcement are one transaction.
 --
--- Programs call acquire, renew, release and break_lease, and read held_leases. Issuers call the
--- functions whose names begin with lease_. An issuer knows only the digest (SHA-256) of a lease id,
--- and its requests can wait in a queue. The remaining functions are internal. Most of them use the
--- search_path of their caller, because a setting of their own would cost more than their work.
+-- Programs call acquire, renew, release and break_lease, and read held_leases. Issuers call
+-- break_lease and most functions whose names begin with lease_. An issuer knows only the digest
+-- (SHA-256) of a lease id, and its requests can wait in a queue. The remaining functions are
+-- internal. Most of them use the search_path of their caller, because a setting of their own would
+-- cost more than their work.
 --
 -- A refusal is an error with its own SQLSTATE: TF409 if the lease is held, TF410 if it is not held
 -- under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a JSON

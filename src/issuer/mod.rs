@@ -22,12 +22,13 @@
 //! returns the lease's current token. If the token differs although no new token was requested, the
 //! holder has lost the lease, and a delayed retry of its `POST` has acquired a new lease under the
 //! same id. The holder must then discard the data that it has read. With `wait_ms` (default 0), the
-//! request waits in the queue. Waiters are served in the order of arrival.
+//! request waits in the queue. If the store has a queue, waiters are served in the order of
+//! arrival.
 //!
-//! A request body needs the header `Content-Type: application/json`, or another type that ends with
-//! `+json`. An `Origin` header means that a browser sent the request. Such a request needs this
-//! content type even if it has no body. A page of another site therefore cannot acquire a lease
-//! without a CORS preflight.
+//! A `POST` or `PUT` with a body needs the header `Content-Type: application/json`, or another type
+//! that ends with `+json`. An `Origin` header means that a browser sent the request. Such a `POST`
+//! or `PUT` needs this content type even if it has no body. A page of another site therefore cannot
+//! acquire a lease without a CORS preflight.
 //!
 //! Refusals are problem+json:
 //!

@@ -7,8 +7,8 @@ use crate::token::Resource;
 
 /// Lease store, which grants, renews and releases leases.
 pub trait Leases: Send + Sync + 'static {
-    /// Acquires a lease, and waits for it up to [`Acquire::wait`]. Waiters are served in the order
-    /// of arrival.
+    /// Acquires a lease, and waits for it up to [`Acquire::wait`]. If the store has a queue,
+    /// waiters are served in the order of arrival.
     ///
     /// # Errors
     ///
@@ -21,9 +21,9 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while it waits, the request leaves the queue. If a lease was
-    /// granted to the request in the meantime, the store grants it to the next request in the
-    /// queue.
+    /// If the future is dropped while it waits, the request leaves the queue, and a lease that was
+    /// granted to the request in the meantime is released. If the caller has chosen the lease id
+    /// ([`Acquire::lease_id`]), the position or the lease is kept for a few seconds, for a retry.
     fn acquire(
         &self,
         resource: &Resource,

@@ -48,7 +48,7 @@ A TIME is a number with a unit: 500ms, 30s, 5m, 2h.
 
 Exit statuses: 0 success; 1 a negative answer, or another failure; 64 invalid usage; 69 a server
 does not answer; 75 the lease is held by another holder; 77 the secret is rejected; 78 invalid
-configuration. `tower-fence run --help` lists those of `run`.
+configuration; 128 + N ended by signal N. `tower-fence run --help` lists those of `run`.
 
 Secrets are read from files or from the environment. They are not accepted on the command line,
 because other users of the machine can see it.";

@@ -16,9 +16,10 @@ use crate::{
 
 /// Runs a command under a lease
 ///
-/// While the command runs, no other holder has the lease, on any machine. If the lease is lost, all
-/// processes of the command get TERM, and KILL after --grace. TERM, INT, HUP, QUIT, USR1 and USR2
-/// are forwarded to the process group of the command. The environment of the command contains:
+/// The command starts when the lease is granted. If the lease is lost, all processes of the command
+/// get TERM, and KILL after --grace. Meanwhile, another holder may already have the lease. TERM,
+/// INT, HUP, QUIT, USR1 and USR2 are forwarded to the process group of the command. The environment
+/// of the command contains:
 ///
 ///   FENCING_TOKEN         the token, for the header Fencing-Token of requests
 ///   FENCING_TOKEN_NUMBER  the token as a number, for tower_fence.admit
@@ -39,7 +40,8 @@ pub struct RunArgs {
     #[arg(long, env = "TOWER_FENCE_WAIT", value_name = "TIME", default_value = "0s", value_parser = wait)]
     pub wait: Duration,
     /// How long the resource stays unavailable after the lease has expired without a release. Set
-    /// it to at least --grace, so that no other command starts before this one has stopped.
+    /// it to at least --grace, so that no other command starts before this one has stopped. If an
+    /// operator breaks the lease, there is no such delay.
     #[arg(long, env = "TOWER_FENCE_LOCK_DELAY", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub lock_delay: Duration,
     /// How long the command may take to exit after TERM.

@@ -5,8 +5,8 @@
 //!    those that have accepted no bytes of a response for three seconds. Otherwise, clients that
 //!    never send a body, or never read, could occupy all connections. Any other connection with a
 //!    request is not replaced.
-//! 2. When the server closes, each accepted connection has a second to send a complete request.
-//!    Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
+//! 2. When the server closes, each accepted connection has a second to send the complete head of a
+//!    request. Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
 //! Neither `axum::serve` (axum 0.8) nor axum-server (0.8) suffices. Neither limits the number of
 //! connections, so a client that opens many would use up the file descriptors of the process. At
