@@ -270,6 +270,8 @@ impl<L: Leases> LeaseGuard<L> {
     ///
     /// - [`LeaseError::Lost`] if the lease was no longer held.
     /// - [`LeaseError::Unavailable`] if the store did not respond for the TTL of the lease.
+    /// - Any other error of the store, such as [`LeaseError::Misconfigured`], without a retry. The
+    ///   lease then expires.
     ///
     /// # Cancel safety
     ///

@@ -92,11 +92,13 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         self
     }
 
-    /// Sets the timeout for the database's response to BEGIN, COMMIT or a statement of the fence,
-    /// not counting the time that the statement waits for locks. Default: 5 s.
+    /// Sets the timeout for the database's response to BEGIN, COMMIT or a statement of the fence.
+    /// Default: 5 s.
     ///
-    /// For COMMIT, the timeout includes waits for locks, for example those of a deferred foreign
-    /// key. If the timeout passes, the outcome of COMMIT is unknown.
+    /// BEGIN and the statements of the fence may take this timeout plus
+    /// [`lock_timeout`](Self::lock_timeout). For COMMIT, the timeout includes waits for locks, for
+    /// example those of a deferred foreign key. If the timeout passes, the outcome of COMMIT is
+    /// unknown.
     pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.limits.answer_timeout = timeout;
         self
@@ -155,7 +157,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// On Postgres, the schema must contain only the fence, because each migration sets the owners
     /// and the privileges of all objects in the schema. The first migration fails if the schema
-    /// already contains tables or functions. A keyword such as `user` cannot be the name.
+    /// already contains tables, functions or types. A keyword such as `user` cannot be the name.
     ///
     /// # Errors
     ///

@@ -151,9 +151,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns sqlx's error if the URL is invalid, if it belongs to another kind of database, or if
-    /// the database is still unreachable after 30 seconds. SQLite creates a missing file only if
-    /// the URL contains `mode=rwc`.
+    /// Returns sqlx's error if the URL is invalid, if it has the scheme of another database and
+    /// `://`, or if the database is still unreachable after 30 seconds. SQLite creates a missing
+    /// file only if the URL contains `mode=rwc`.
     pub async fn connect(url: &str) -> sqlx::Result<Self> {
         Self::builder().connect(url).await
     }

@@ -221,7 +221,8 @@ impl<L: Leases> Issuer<L> {
     }
 
     /// Builds the router with the additional routes for operators. `GET /` lists the held leases,
-    /// and `POST /{resource}/break` breaks a lease. Every client that can reach the router can call
+    /// and `POST /{resource}/break` breaks a lease. If the router is nested at `/locks`, the list
+    /// is at `/locks`, without a slash at the end. Every client that can reach the router can call
     /// these routes.
     pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
     where

@@ -30,7 +30,8 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
 }
 
 /// Extracts the request's transaction, or `None` if the method is safe and the request has no
-/// token. One handler can then serve both plain reads and fenced requests.
+/// token. One handler can then serve both plain reads and fenced requests. On a route without a
+/// layer, returns `None` for every request with a safe method, even if it has a token.
 ///
 /// # Errors
 ///
@@ -55,6 +56,10 @@ impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
 
 /// Extracts the resources and tokens of a write or of a fenced read. A handler that also serves
 /// plain reads extracts `Option<Admitted>` instead.
+///
+/// Unlike `Option<FencedTx>`, `Option<Admitted>` is also `None` for a write that no layer has
+/// admitted, and reports nothing. A handler that writes must therefore extract `FencedTx` or
+/// `Admitted` as well.
 impl<S: Sync> FromRequestParts<S> for Admitted {
     type Rejection = NoTransaction;
 

@@ -29,8 +29,9 @@ use crate::{
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. In another scope, the same
-/// text is another key. A repetition must have the same method, path, query, resources and body.
-/// Otherwise the layer refuses the repetition with 422.
+/// text is another key, so with the default scope a request for other resources is a new write. A
+/// repetition must have the same method, path, query, resources and body. Otherwise the layer
+/// refuses the repetition with 422.
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};

@@ -132,8 +132,9 @@
 //!   then fails, unless the response rejects the client. Outside of the layer, authenticate clients
 //!   and validate the names that a client can invent.
 //! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
-//!   number of refusals that were `suppressed` since the previous line. Used tokens and malformed
-//!   requests are logged in the same way, in separate lines. The metrics count every refusal.
+//!   number of refusals that were `suppressed` since the previous line. Used tokens, and malformed
+//!   requests (at INFO), are logged in the same way, in separate lines. The metrics count every
+//!   refusal.
 
 mod extract;
 mod failure;
@@ -241,8 +242,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Refuses tokens whose epoch this database has never issued, with 403 `unknown-epoch`.
     /// Default: tokens of any issuer are accepted.
     ///
-    /// Use this option only if all tokens come from this crate's issuers over the same database
-    /// (`RedisLeases`, or `MemoryLeases` that takes its epochs from this fence). The layer refuses
+    /// Use this option only if all tokens come from this crate's issuers over the same database:
+    /// `PostgresLeases`, or another store that takes its epochs from this fence. The layer refuses
     /// a token of any other issuer, unless the number of the token happens to lie in an issued
     /// epoch. The option limits the effect of a forged token, which cannot supersede a token of a
     /// later epoch.

@@ -13,7 +13,7 @@ use crate::fence::Place;
 /// A response with this extension counts as a failure, as if the function of
 /// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) had returned `false`. A write by
 /// [`PendingWrite::write`](super::PendingWrite::write) that has returned rows is already committed,
-/// and is not rolled back.
+/// unless the request has an idempotency key, and is not rolled back.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};

@@ -28,9 +28,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Errors
     ///
     /// - [`AdmitError::Stale`] if the token is not greater than `max_token`.
-    /// - [`AdmitError::Busy`] if the wait for a connection or for the row lock timed out.
+    /// - [`AdmitError::Busy`] if the wait for a connection or for the row lock timed out, or if the
+    ///   transaction collided with others.
     /// - [`AdmitError::NotMigrated`] if the tables are missing or outdated: call
     ///   [`migrate`](Self::migrate).
+    /// - [`AdmitError::Misconfigured`] if a privilege is missing, `PUBLIC` may execute functions of
+    ///   the fence, or row-level security hides rows of its tables.
     /// - [`AdmitError::Unavailable`] if the database is unreachable.
     ///
     /// # Cancel safety

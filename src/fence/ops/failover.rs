@@ -31,8 +31,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// Call this method if the database may have lost confirmed commits, and **before any client
     /// writes again**. Leases that are stored in this database are lost. Other lease stores begin
-    /// new epochs within a minute. Holders must acquire their leases again and read their data
-    /// again.
+    /// new epochs at their first announced grant, or within a minute of their first grant or
+    /// renewal. Without announcements, their first grants may therefore have stale tokens. Holders
+    /// must acquire their leases again and read their data again.
     ///
     /// Without this call, even writes that are confirmed *afterwards* [can be
     /// lost](crate::deployment#why-earlier-tokens-become-stale).

@@ -192,7 +192,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
+    /// Returns the errors of [`begin`](Self::begin) except [`AdmitError::Stale`].
     /// Batches that were already removed stay removed.
     ///
     /// # Cancel safety

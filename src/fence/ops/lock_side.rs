@@ -60,8 +60,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns [`EpochError::Exhausted`] if there is no epoch above `token`, and
-    /// [`EpochError::Unreachable`] if the database is busy or unreachable.
+    /// Returns [`EpochError::Exhausted`] if there is no epoch above `token`,
+    /// [`EpochError::Misconfigured`] if the database must be set up first, and
+    /// [`EpochError::Unreachable`] if it is busy or unreachable.
     ///
     /// # Cancel safety
     ///

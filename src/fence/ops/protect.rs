@@ -37,8 +37,10 @@ impl Fence<Postgres> {
     /// # Errors
     ///
     /// Returns [`AdmitError::Misconfigured`] if the role does not own the table, and
-    /// [`AdmitError::NotMigrated`] if the table or a column is missing. If the database refuses the
-    /// call for any other reason, such as a column of an unsupported type, returns
+    /// [`AdmitError::NotMigrated`] if the table or a column is missing. Returns
+    /// [`AdmitError::Busy`] if transactions that use the table did not end within the
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout): repeat the call. If the database
+    /// refuses the call for any other reason, such as a column of an unsupported type, returns
     /// [`AdmitError::Unavailable`] with that reason as its source.
     pub async fn protect(&self, table: &str, pattern: &ResourcePattern) -> Result<(), AdmitError> {
         let pattern = pattern.to_string();

@@ -21,8 +21,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns [`AdmitError::Stale`] if `token` itself is stale, [`AdmitError::Unavailable`] if the
-    /// COMMIT failed, and otherwise the errors of [`begin`](Self::begin).
+    /// Returns [`AdmitError::Stale`] if `token` itself is stale, [`AdmitError::Busy`] or
+    /// [`AdmitError::Unavailable`] if the COMMIT failed, and otherwise the errors of
+    /// [`begin`](Self::begin).
     ///
     /// # Cancel safety
     ///

@@ -54,7 +54,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The tables must exist, `PUBLIC` must not be able to execute any function that runs with the
     /// privileges of its owner, and row-level security must not hide rows of the tables. The first
-    /// use of a fence performs the same check.
+    /// use of a fence performs the same check. On SQLite, this method only connects: a missing
+    /// table is reported by the first statement that needs it.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
+    /// Returns the errors of [`begin`](Self::begin) except [`AdmitError::Stale`].
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
         self.read(async |on| DB::max_token(on, resource).await)
             .await

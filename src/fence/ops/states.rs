@@ -23,7 +23,7 @@ pub struct FenceRow {
     /// The highest token that was announced as granted, if there is one.
     pub announced: Option<Token>,
     /// The time since the last use, according to the clock of the database. A use is a write, a
-    /// fenced read or an announced grant.
+    /// fenced read, a raise or an announced grant.
     pub idle: Duration,
 }
 
@@ -36,7 +36,7 @@ pub struct FenceState {
     /// The partition of the resource.
     pub partition: u8,
     /// The floor of that partition, which is the highest stale token of the resources without a
-    /// row. If no row was ever removed, the floor is 0.
+    /// row. The floor is 0 until a row is removed, or a failover makes tokens stale.
     pub floor: i64,
     /// The lowest value to which [`Fence::reset`] can set `max_token`. According to the database,
     /// issuers may have granted tokens up to this value.
@@ -74,7 +74,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
+    /// Returns the errors of [`begin`](Self::begin) except [`AdmitError::Stale`].
     pub async fn state(&self, resource: &Resource) -> Result<FenceState, AdmitError> {
         let partition = partition_of(resource);
         let read = self.read(async |On { conn, names }| {

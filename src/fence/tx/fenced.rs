@@ -173,7 +173,12 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     ///   answered. Nothing was written.
     /// - [`CommitError::Unrecorded`] if the request has an idempotency key, because the layer
     ///   commits the transaction together with the response. Nothing was written.
-    /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT.
+    /// - [`CommitError::Unfenced`] if a deferred trigger has written to a protected table without
+    ///   an admission. Nothing was written.
+    /// - [`CommitError::Unavailable`] if the connection was lost before COMMIT. Nothing was
+    ///   written.
+    /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT, or the response
+    ///   did not arrive within the [`answer_timeout`](crate::FenceBuilder::answer_timeout).
     ///
     /// # Cancel safety
     ///

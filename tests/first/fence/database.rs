@@ -105,6 +105,14 @@ async fn connect_refuses_the_url_of_another_database() {
 }
 
 #[tokio::test]
+async fn pool_of_a_database_in_memory_has_one_connection() {
+    for url in ["sqlite::memory:", "sqlite:shop?mode=memory"] {
+        let fence = Fence::<Sqlite>::connect(url).await.unwrap();
+        assert_eq!(fence.pool().options().get_max_connections(), 1, "{url}");
+    }
+}
+
+#[tokio::test]
 async fn a_stricter_default_isolation_level_does_not_matter() {
     let db = Postgres::fresh(4).await;
     let name = db.url.rsplit('/').next().unwrap().to_owned();

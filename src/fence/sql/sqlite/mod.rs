@@ -83,9 +83,10 @@ impl Transactions for Sqlite {
 
 impl Setup for Sqlite {
     fn own_pool(pool: SqlitePoolOptions, options: &SqliteConnectOptions) -> SqlitePoolOptions {
-        // An in-memory database is lost when its last connection closes.
-        let name = options.get_filename().to_string_lossy();
-        match name.contains(":memory:") || name.contains("sqlx-in-memory") {
+        // An in-memory database is lost when its last connection closes. Its options have no getter
+        // for this setting, and `to_url_lossy` panics for some names.
+        let options = format!("{options:?}");
+        match options.contains(":memory:") || options.contains("in_memory: true") {
             true => pool
                 .max_connections(1)
                 .idle_timeout(None)
