@@ -361,7 +361,8 @@ COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
     'removed requests. The turn of the next request in the queue then begins.';
 
 CREATE FUNCTION tower_fence.lease_call(resource text)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     first record;
@@ -417,7 +418,8 @@ CREATE FUNCTION tower_fence.lease_ask(
     ticket bigint, in_line boolean, listener bigint,
     OUT outcome text, OUT token bigint, OUT closed_ms bigint, OUT others_wait boolean
 )
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     -- The time for which a free resource is reserved for the first request in the queue.
@@ -635,7 +637,8 @@ COMMENT ON FUNCTION tower_fence.lease_ask(text, bytea, bigint, bigint, text, big
     'Requests a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
 CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint DEFAULT NULL)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 BEGIN
     PERFORM tower_fence.require_current_rows('release');
@@ -661,7 +664,8 @@ COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
     'of the request has left, the issuer abandons the request.';
 
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 BEGIN
     PERFORM tower_fence.require_current_rows('break_lease');
@@ -705,7 +709,8 @@ COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
     'renewal reports the lease as lost.';
 
 CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 BEGIN
     DELETE FROM tower_fence.waiters AS w
     WHERE w.resource = lease_abandon.resource AND w.ticket = lease_abandon.ticket;
@@ -733,7 +738,8 @@ CREATE FUNCTION tower_fence.lease_renew(
     resource text, lease bytea, ttl_ms bigint, new_token boolean, at_least bigint,
     OUT outcome text, OUT token bigint
 )
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     before timestamptz;

@@ -14,6 +14,7 @@ CREATE TABLE tower_fence.bypasses (
     reason text NOT NULL,
     begun_at timestamptz NOT NULL
 );
+CREATE INDEX bypasses_begun_at ON tower_fence.bypasses (begun_at);
 COMMENT ON TABLE tower_fence.bypasses IS
     'The transactions that have called bypass(), with their reasons. A row is kept for a year. Grant no privilege on '
     'this table, because a row permits writes without an admission.';
@@ -37,7 +38,8 @@ BEGIN
     END IF;
     DELETE FROM tower_fence.bypasses WHERE transaction = ANY (ARRAY(
         SELECT b.transaction FROM tower_fence.bypasses AS b
-        WHERE b.begun_at < CURRENT_TIMESTAMP - interval '1 year' FOR UPDATE SKIP LOCKED
+        WHERE b.begun_at < CURRENT_TIMESTAMP - interval '1 year'
+        ORDER BY b.begun_at LIMIT 1000 FOR UPDATE SKIP LOCKED
     ));
     -- A row that was restored from another server may have the id of this transaction.
     INSERT INTO tower_fence.bypasses (transaction, role, reason, begun_at)
@@ -556,7 +558,7 @@ BEGIN
     END IF;
     EXECUTE format(
         'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
-        'SET search_path = pg_catalog, pg_temp AS %L', guard_function, body
+        'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS %L', guard_function, body
     );
     -- Only the owner may execute the guard. Another role could otherwise use the guard as a trigger
     -- of its own table, with types whose code would run with the privileges of the owner.

@@ -328,6 +328,24 @@ async fn removal_skips_locked_rows_and_locked_floors() {
         assert_eq!(db.number(removed).await, 0, "{lock}");
         tx.rollback().await.unwrap();
     }
+    // More rows than are removed at a time.
+    for in_sql in [false, true] {
+        db.execute(
+            "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history) \
+             SELECT 'row ' || number, 5, updated_at, partition, history \
+             FROM generate_series(1, 600) AS number, tower_fence.resources",
+        )
+        .await;
+        let mut tx = other.begin().await.unwrap();
+        let lock = "SELECT FROM tower_fence.resources WHERE resource = 'sku-1' FOR UPDATE";
+        sqlx::query(lock).execute(&mut *tx).await.unwrap();
+        let removed = match in_sql {
+            true => db.number("CALL tower_fence.remove_idle('0')").await,
+            false => fence.remove_idle(NOW, u64::MAX).await.unwrap() as i64,
+        };
+        assert_eq!(removed, 600);
+        tx.rollback().await.unwrap();
+    }
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
 }
 

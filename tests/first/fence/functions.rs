@@ -47,6 +47,33 @@ async fn waiting_admission_is_checked_against_its_predecessors_commit() {
     }
 }
 
+/// A session keeps the plans that it has made while the tables were small.
+#[tokio::test]
+async fn functions_read_no_whole_table_while_it_grows() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for number in 0..30 {
+        acquire(&mut conn, &format!("early-{number}"), "30 s")
+            .await
+            .unwrap();
+    }
+    execute(&mut conn, "ANALYZE").await.unwrap();
+    let mut tx = conn.begin().await.unwrap();
+    for number in 0..8 {
+        let name = format!("late-{number}");
+        let lease = acquire(&mut tx, &name, "30 s").await.unwrap();
+        let renewed = renew(&mut tx, &name, &lease.lease_id, "30 s", true).await;
+        let token = renewed.unwrap();
+        admit(&mut tx, &*name, token).await.unwrap();
+        release(&mut tx, &name, &lease.lease_id).await.unwrap();
+        raise(&mut tx, &*name, token + 2).await.unwrap();
+    }
+    let scans = "SELECT string_agg(relname, ' ') FROM pg_stat_xact_user_tables \
+                 WHERE relname IN ('resources', 'leases', 'waiters', 'queues') AND seq_scan > 0";
+    let scanned: Option<String> = sqlx::query_scalar(scans).fetch_one(&mut *tx).await.unwrap();
+    assert_eq!(scanned, None);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn functions_and_the_fence_wait_for_each_other() {
     let db = Postgres::fresh(4).await;
