@@ -347,8 +347,8 @@ fn note_superseded(lease: &Lease, next: Token) {
         token = token.get(),
         next = next.get(),
         suppressed,
-        "the resource has received a token newer than the grant's, from another issuer or forged; if it is invalid, \
-         reset the resource with `Fence::reset`"
+        "the token of the lease is stale: the database has failed over or `after_failover` was called (do not reset \
+         the resource), or the resource has received a token of another issuer or a forged token"
     );
 }
 
