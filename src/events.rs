@@ -16,8 +16,9 @@
 //! | `broken` | `resource` | an operator broke a lease |
 //! | `superseded` | `resource`, `token`, `next` | the token of a grant was not above all tokens that the resource had received; `next` is the lowest token above them |
 //!
-//! The events contain the names of resources and owners, but no lease ids. If no subscriber enables
-//! the events, they cost nothing.
+//! The events of different requests may be out of order: for example, `released` may follow the
+//! `granted` of the next holder. The events contain the names of resources and owners, but no lease
+//! ids. If no subscriber enables the events, they cost nothing.
 
 #![allow(dead_code, reason = "the features decide which events there are")]
 
