@@ -140,6 +140,9 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
     let arguments = ["--listen", "0.0.0.0:0", "--allow-anyone"];
     let server = Served::start(&db.url, &arguments).await;
     assert!(server.url.starts_with("http://0.0.0.0:"));
+    let request = server.client.get(server.url("/locks"));
+    let named = Answer::to(request.header("Host", "locks.example")).await;
+    assert_eq!(named.status, 200, "{named:?}");
     let secret = file(OPERATOR);
     let arguments = [
         "--listen",
@@ -168,6 +171,7 @@ async fn without_secrets_the_server_accepts_only_local_host_names() {
         ("/locks", &["127.0.0.1", "evil.example"][..]),
         ("/locks", &["evil.example", "127.0.0.1"]),
         ("/locks", &[""]),
+        ("/locks", &["évil.example"]),
         ("http://evil.example/locks", &["127.0.0.1"]),
     ] {
         let hosts: String = hosts
@@ -182,7 +186,7 @@ async fn without_secrets_the_server_accepts_only_local_host_names() {
         let is_refused = refused.iter().any(|status| answer.starts_with(status));
         assert!(is_refused, "{request}: {answer}");
     }
-    for host in ["localhost:4120", "127.0.0.1:1", "[::1]:4120", "127.0.0.1"] {
+    for host in ["localhost:4120", "127.0.0.1:1", "[::1]:4120", "[::1]"] {
         assert_eq!(list(host).await.json()["leases"], json!([]), "{host}");
     }
 }
@@ -240,6 +244,8 @@ async fn secret_of_both_roles_is_reported() {
     let both = file(OPERATOR);
     let server = Served::start(&db.url, &secret_options(&both, &both)).await;
     server.logs("clients with it may do everything").await;
+    let list = asked(&server, Some(OPERATOR), Method::GET, "/locks").await;
+    assert_eq!(list.status, 200, "{list:?}");
 }
 
 /// The read hangs, as on a file system whose server is unreachable.
@@ -265,7 +271,10 @@ async fn invalid_secret_files_are_refused() {
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for (text, why) in [
         ("", "the secrets of holders contains no secret"),
-        ("hunter2", "line 1 of the secrets of holders is too short"),
+        (
+            "hunter2-1234567",
+            "line 1 of the secrets of holders is too short",
+        ),
         (
             "# one\nwith a blank 0123456789",
             "line 2 of the secrets of holders has a blank",
