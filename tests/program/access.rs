@@ -1,5 +1,7 @@
 //! The rights of holders, of operators, and of requests without a secret.
 
+use std::time::Instant;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Postgres;
@@ -22,6 +24,7 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(&format!("# of 2026\n{HOLDER}\n")), file(OPERATOR));
     let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
+    let began = Instant::now();
     for (secret, challenge) in [
         (None, r#"Bearer realm="tower-fence""#),
         (
@@ -61,6 +64,9 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
         "{log}"
     );
     assert!(!log.contains("another-secret"), "{log}");
+    // There is at most one line per second.
+    let lines = log.matches("refused a request").count() as u64;
+    assert!(lines <= 1 + began.elapsed().as_secs(), "{log}");
     let metrics = asked(&server, None, Method::GET, "/metrics").await.text;
     let counted = r#"tower_fence_server_refused_total{problem="unauthorized"} 10"#;
     assert!(metrics.contains(counted), "{metrics}");
