@@ -13,6 +13,7 @@ use crate::support::{
     eventually,
     http::Answer,
     ports::free_port,
+    proxy::Proxy,
     redis::{
         RedisServer, Sentinel, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url,
     },
@@ -153,6 +154,11 @@ async fn etcd_is_reached_without_a_proxy() {
         .env_remove("NO_PROXY")
         .envs([("http_proxy", &proxy), ("ALL_PROXY", &proxy)]);
     ended(command).await.is(0);
+    // The target of a redirect would receive the password.
+    let redirecting = Proxy::redirecting(cluster.addr(), &cluster.urls()[0]).await;
+    let url = redirecting.url(&cluster.urls()[0]);
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    run(&["check", "--etcd-url", &url], &variables).await.is(78);
 }
 
 #[tokio::test]

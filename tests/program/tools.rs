@@ -392,6 +392,19 @@ async fn secret_for_the_local_server_reaches_no_proxy() {
     ended(command).await.is(0);
 }
 
+/// The target of a redirect would receive the lease id of a request.
+#[tokio::test]
+async fn commands_follow_no_redirect() {
+    let db = Postgres::fresh(2).await;
+    let server = Served::start(&db.url, &[]).await;
+    let proxy = Proxy::redirecting(server.addr(), &server.url).await;
+    let url = proxy.url(&server.url);
+    run(&["leases", "--url", &url], &[])
+        .await
+        .is(69)
+        .says("307");
+}
+
 /// The file has the format of the server's secrets.
 #[tokio::test]
 async fn the_first_secret_of_a_file_is_shown() {

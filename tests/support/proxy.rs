@@ -114,6 +114,31 @@ impl Proxy {
         (proxy.await, trips)
     }
 
+    /// Starts a proxy that answers each request with a redirect to the same path below this URL.
+    pub async fn redirecting(server: SocketAddr, url: &str) -> Self {
+        let url = url.trim_end_matches('/').to_owned();
+        Self::judging(server, move || {
+            let (url, mut path) = (url.clone(), String::new());
+            move |sender: Sender, message: &[u8]| {
+                let text = String::from_utf8_lossy(message);
+                match (sender, text.split(' ').nth(1)) {
+                    (Sender::Client, Some(word)) => path = word.to_owned(),
+                    (Sender::Server, _) if text.starts_with("HTTP/1.1 ") => {
+                        let answer = format!(
+                            "HTTP/1.1 307 Temporary Redirect\r\nlocation: {url}{path}\r\n\
+                             content-length: 0\r\n\r\n"
+                        );
+                        return Passage::Instead(answer.into_bytes());
+                    }
+                    (Sender::Server, _) => return Passage::Dropped,
+                    (Sender::Client, None) => {}
+                }
+                Passage::Whole
+            }
+        })
+        .await
+    }
+
     async fn start<R>(
         server: SocketAddr,
         delay: Duration,
