@@ -179,6 +179,13 @@ async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
     let mut arguments = vec!["--etcd-url", &url, "--etcd-ca-file", name(&authority)];
     let without = run(&[vec!["check"], arguments.clone()].concat(), &variables).await;
     without.is(78).says("fatal alert");
+    // The authorities of the file replace those of the system.
+    let others = Certificates::make();
+    let other = others.path("authority.pem");
+    let of_system = [variables[0], ("SSL_CERT_FILE", name(&authority))];
+    let untrusted = ["check", "--etcd-url", &url, "--etcd-ca-file", name(&other)];
+    let untrusted = run(&untrusted, &of_system).await;
+    untrusted.is(78).says("invalid peer certificate");
     arguments.extend([
         "--etcd-username",
         "locks",

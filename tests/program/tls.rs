@@ -55,6 +55,24 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
         .await
         .is(69)
         .says("certificate");
+    // The authorities of the file replace those of the system.
+    let others = Certificates::make();
+    let other = others.path("authority.pem");
+    let of_system = ("SSL_CERT_FILE", name(&authority));
+    let replaced = ("TOWER_FENCE_CA_FILE", name(&other));
+    let empty = file("");
+    let no_authority = ("TOWER_FENCE_CA_FILE", path(&empty));
+    let trusts_nothing = [&trusts_no_authority[..], &[no_authority]].concat();
+    run(&["leases"], &trusts_nothing)
+        .await
+        .is(78)
+        .says("it contains no certificate");
+    let trusts_the_system = [variables[0], variables[2], of_system];
+    run(&["leases"], &trusts_the_system).await.is(0);
+    run(&["leases"], &[&trusts_the_system[..], &[replaced]].concat())
+        .await
+        .is(69)
+        .says("certificate");
 
     // After SIGHUP, the server presents another certificate of the same authority.
     let others = certificates.another_server();
