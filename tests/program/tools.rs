@@ -113,11 +113,12 @@ async fn operators_list_inspect_and_break_leases() {
         json!([])
     );
 
-    let body = json!({"owner": "worker 7", "ttl_ms": 600_000});
+    // The names contain a character that changes the direction of text.
+    let body = json!({"owner": "worker\u{202e}7", "ttl_ms": 600_000});
     assert_eq!(server.post("/locks/sku-1", &body).await.status, 201);
     assert_eq!(
         server
-            .post("/locks/caf%C3%A9%20%2F", &json!({}))
+            .post("/locks/caf%C3%A9%20%2F%E2%80%AE", &json!({}))
             .await
             .status,
         201
@@ -128,8 +129,9 @@ async fn operators_list_inspect_and_break_leases() {
     assert!(
         lines
             .iter()
-            .any(|line| line.starts_with("café /") && line.contains("  -  "))
+            .any(|line| line.starts_with(r"café /\u{202e}  ") && line.contains("  -  "))
     );
+    assert!(lines.iter().any(|line| line.contains(r"worker\u{202e}7")));
     let listed = run(&["leases", "--json"], &operator).await.json();
     let lease = |value: &Value| value["resource"] == "sku-1";
     let lease = listed
@@ -140,7 +142,7 @@ async fn operators_list_inspect_and_break_leases() {
         .unwrap();
     assert_eq!(
         (&lease["owner"], &lease["waiters"]),
-        (&json!("worker 7"), &json!(0))
+        (&json!("worker\u{202e}7"), &json!(0))
     );
 
     let inspected = run(&["inspect", "sku-1", "--json"], &with(path(&holders)))
@@ -152,7 +154,7 @@ async fn operators_list_inspect_and_break_leases() {
         inspected
             .is(0)
             .stdout
-            .starts_with("sku-1 is held by worker 7 since 20")
+            .starts_with(r"sku-1 is held by worker\u{202e}7 since 20")
     );
     let free = run(&["inspect", "sku-9"], &operator).await;
     assert_eq!(free.is(0).stdout, "sku-9 is free\n");
