@@ -222,6 +222,11 @@ async fn unreachable_or_invalid_server_is_named() {
         .await
         .is(69)
         .says("127.0.0.1:1");
+    let secret = [("TOWER_FENCE_SECRET", OPERATOR)];
+    run(&["leases", "--url", "http://no-such-host.invalid"], &secret)
+        .await
+        .is(69)
+        .says("the secret is sent unencrypted");
     run(&["leases", "--url", "nowhere"], &[])
         .await
         .is(64)
