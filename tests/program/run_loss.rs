@@ -1,10 +1,14 @@
 //! The behaviour of `tower-fence run` when its lease is lost.
 
 use super::{
-    command::{Notes, break_lease, end, expires, held, lives, serving, start},
+    command::{Notes, break_lease, end, expires, held, lives, serving, start, start_at},
     program::Served,
 };
-use crate::support::{eventually, process::built};
+use crate::support::{
+    eventually,
+    process::built,
+    proxy::{Passage, Proxy, Sender},
+};
 
 #[tokio::test]
 async fn lost_lease_stops_the_command_and_its_group() {
@@ -77,8 +81,18 @@ async fn program_paused_past_its_lease_stops_the_command() {
 async fn command_that_lost_its_lease_is_reported_as_failed() {
     let (_db, server) = serving().await;
     let script = format!("'{}' break sku-1", built("tower-fence").display());
-    let ended = end(start(&server, &[], &script)).await;
-    ended.is(124).says("was lost before the command ended");
+    // If the last renewal gets no answer, the release shows the loss.
+    let proxy = Proxy::judging(server.addr(), || {
+        |_: Sender, message: &[u8]| match message.starts_with(b"PUT ") {
+            true => Passage::CutAfter(0),
+            false => Passage::Whole,
+        }
+    })
+    .await;
+    for url in [&server.url, &proxy.url(&server.url)] {
+        let ended = end(start_at(url, "sku-1", &[], &script)).await;
+        ended.is(124).says("was lost before the command ended");
+    }
 }
 
 /// When the lease is released, no process of the command is running.
