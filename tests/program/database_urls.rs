@@ -89,6 +89,7 @@ async fn unsupported_url_parameters_are_refused_by_name() {
         ("db-1,db-2/shop", "several hosts"),
         ("db-1:5432,db-2:5433/shop", "several hosts"),
         ("db/shop?host=db-1,db-2", "several hosts"),
+        ("db/shop#x7431", "# as %23"),
     ] {
         let url = format!("postgres://till:hunter2@{rest}");
         let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
@@ -133,6 +134,10 @@ async fn unsupported_variables_of_libpq_are_refused() {
         .await
         .is(78)
         .says("PGSSLCRL");
+    for (query, authority) in [("?sslrootcert=system", "/ca.pem"), ("", "system")] {
+        let refused = migrate(query, "PGSSLROOTCERT", authority).await;
+        refused.is(78).says("PGSSLROOTCERT");
+    }
     for (name, value) in [
         ("PGSSLMODE", "verify-full"),
         ("PGSSLMODE", " "),

@@ -179,6 +179,15 @@ async fn settings_of_redis_without_effect_are_refused() {
             "rediss://",
         ),
         (
+            vec![
+                "--redis-mode",
+                "quorum",
+                "--redis-ca-file",
+                name(&authority),
+            ],
+            "without TLS",
+        ),
+        (
             vec!["--redis-ca-file", path(&empty)],
             "it contains no certificate",
         ),

@@ -316,6 +316,18 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             "set TOWER_FENCE_ETCD_URL",
         ),
         (
+            vec!["--etcd-key-prefix", "a"],
+            vec![good],
+            78,
+            "set TOWER_FENCE_ETCD_URL",
+        ),
+        (
+            vec!["--redis-mode", "sentinel"],
+            vec![good, redis("redis://a rediss://b")],
+            78,
+            "either all sentinels must use TLS, or none",
+        ),
+        (
             vec![],
             vec![good, ("TOWER_FENCE_ETCD_PASSWORD", "hunter2")],
             78,
@@ -338,6 +350,12 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             vec![good],
             78,
             "invalid etcd",
+        ),
+        (
+            vec!["--redis-url", "redis://a", "--redis-url-file", "b"],
+            vec![good],
+            78,
+            "set only one of them",
         ),
         (vec!["--ttl", "11m"], vec![good], 78, "--max-ttl"),
         (vec!["--ttl", "30"], vec![good], 64, "500ms, 30s, 5m, 2h"),
