@@ -105,6 +105,17 @@ async fn untrusted_postgres_is_not_written_to() {
         refused.is_problem(503, "store-unavailable");
         assert!(!server.log().contains(&password(url)), "{}", server.log());
     }
+    // A variable may name the authority as well.
+    let required = format!("{}?sslmode=require", postgres.url("postgres"));
+    let authority = others.path("authority.pem");
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", required.as_str()),
+        ("PGSSLROOTCERT", name(&authority)),
+    ];
+    run(&["migrate"], &variables)
+        .await
+        .is(69)
+        .says("invalid peer certificate");
     // These modes do not compare the host name.
     for mode in ["verify-ca", "require"] {
         let any_name = url(&postgres, "localhost", mode, &certificates);
