@@ -11,7 +11,9 @@ async fn lease_is_kept_for_the_minimum_time() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo ended > {}; exit 7", notes.path("end").display());
+    let owner = ["--owner", "nightly"];
     let options = ["--at-least", "5m", "--ttl", "5s", "--wait", "20s"];
+    let options = [&options[..], &owner].concat();
     let running = start(&server, &options, &script);
     notes.has("end").await;
     // The lease is renewed beyond its TTL, although the command failed long before.
@@ -31,6 +33,7 @@ async fn lease_is_kept_for_the_minimum_time() {
     end(running).await.is(7);
     let state = server.get("/locks/sku-1").await.json();
     assert!(state["ttl_ms"].as_u64().unwrap() > 60_000, "{state}");
+    assert_eq!(state["owner"], "nightly");
 }
 
 /// The signal arrives while the command runs, and the command ends.
