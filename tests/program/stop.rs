@@ -75,7 +75,7 @@ impl Renewal {
 async fn waiters_are_answered_when_the_server_stops() {
     let db = Postgres::fresh(4).await;
     for signal in ["-TERM", "-INT"] {
-        let mut server = Served::start(&db.url, &[]).await;
+        let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
         let holder = server.post("/locks/sku-1", &json!({})).await.json();
         let waiters = [1, 2, 3].map(|_| {
             let body = json!({"wait_ms": 60_000});
