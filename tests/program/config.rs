@@ -1,5 +1,6 @@
 //! The settings of a server in a file, and `tower-fence config`.
 
+use serde_json::json;
 use sqlx::Postgres;
 
 use super::program::{OPERATOR, Served, file, path, run};
@@ -165,7 +166,8 @@ async fn a_server_starts_with_the_settings_of_its_file() {
     let (url, operators) = (file(&db.url), file(OPERATOR));
     let listen = format!("127.0.0.1:{}", free_port());
     let settings = file(&format!(
-        "listen = \"{listen}\"\ndatabase-url-file = \"{}\"\noperator-secrets-file = \"{}\"\n",
+        "listen = \"{listen}\"\ndatabase-url-file = \"{}\"\noperator-secrets-file = \"{}\"\n\
+         ttl = \"20s\"\nmax-ttl = \"40s\"\n",
         path(&url),
         path(&operators)
     ));
@@ -173,6 +175,13 @@ async fn a_server_starts_with_the_settings_of_its_file() {
     let server = Served::start_with(&arguments, &[]).await;
     assert_ne!(server.addr().to_string(), listen);
     assert_eq!(server.get("/locks").await.status, 401);
+    let server = server.with_secret(OPERATOR);
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
+    let ttl_ms = lease["ttl_ms"].as_u64().unwrap();
+    assert!((10_000..=20_000).contains(&ttl_ms), "{lease}");
+    let long = json!({"ttl_ms": 40_001});
+    let refused = server.post("/locks/sku-2", &long).await;
+    refused.is_problem(422, "invalid-request");
     // The URL in the environment overrides the file that the settings name.
     let other = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", other.url.as_str())];
@@ -191,6 +200,7 @@ async fn a_server_starts_with_the_settings_of_its_file() {
 async fn invalid_file_is_refused_without_showing_secrets() {
     for (text, says) in [
         ("listens = \"hunter2\"", "there is no option --listens"),
+        ("config = \"hunter2\"", "there is no option --config"),
         ("ttl = \"hunter2\"", "--ttl: a duration must be a number"),
         ("migrate = \"hunter2\"", "migrate must be true or false"),
         ("ttl = 1\npassword = hunter2", "line 2"),
