@@ -99,6 +99,25 @@ async fn a_release_is_given_up_after_its_timeout() {
     end(running).await.is(7).says("will expire");
 }
 
+#[tokio::test]
+async fn a_signal_ends_the_retries_of_a_release() {
+    let (_db, server) = serving().await;
+    let (notes, proxy) = (Notes::new(), Proxy::to(server.addr()).await);
+    let script = until_it_may_go(&notes);
+    let options = [&LONG[..], &["--release-timeout", "5m"]].concat();
+    let running = start_at(&proxy.url(&server.url), "sku-1", &options, &script);
+    notes.has("runs").await;
+    proxy.set(Link::Cut);
+    let before = proxy.connections();
+    notes.note("go");
+    eventually("the release is retried", async || {
+        proxy.connections() > before + 3
+    })
+    .await;
+    running.signal("-TERM");
+    end(running).await.is(7).says("will expire");
+}
+
 /// The server has executed the release, and a proxy answers with an error or closes the connection.
 #[tokio::test]
 async fn a_release_whose_answer_is_lost_is_a_success() {
