@@ -13,8 +13,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::program::{HOLDER, OPERATOR, Served, file, path, secret_options};
+use super::program::{HOLDER, OPERATOR, Served, file, name, path, secret_options};
 use crate::support::{
+    certificates::Certificates,
     database::{Fresh, TestDatabase},
     eventually,
     http::Answer,
@@ -54,6 +55,18 @@ async fn connection_with_an_unfinished_request_head_is_closed() {
             answer.is_empty() || answer.starts_with("HTTP/1.1 408"),
             "{answer}"
         );
+    }
+}
+
+#[tokio::test]
+async fn connection_with_an_unfinished_handshake_is_closed() {
+    let certificates = Certificates::make();
+    let [cert, key] = ["server.pem", "server.key"].map(|file| certificates.path(file));
+    let tls = ["--tls-cert-file", name(&cert), "--tls-key-file", name(&key)];
+    let (_db, server) = serving(&[&tls[..], &["--client-timeout", "300ms"]].concat()).await;
+    for beginning in ["", "\x16\x03\x01"] {
+        let mut silent = server.connect().await;
+        assert_eq!(exchanged(&mut silent, beginning).await, "");
     }
 }
 
@@ -321,6 +334,15 @@ async fn connection_may_idle_longer_than_the_head_timeout() {
     exchanged(&mut silent, "").await;
     idle.write_all(request).await.unwrap();
     assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+}
+
+#[tokio::test]
+async fn idle_connection_is_closed_after_its_timeout() {
+    let (_db, server) = serving(&["--idle-timeout", "200ms"]).await;
+    let mut idle = server.connect().await;
+    let request = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let answer = exchanged(&mut idle, request).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 #[tokio::test]
