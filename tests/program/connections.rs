@@ -103,7 +103,9 @@ async fn waiting(db: &Fresh<Postgres>, count: i64) {
 
 #[tokio::test]
 async fn waiters_do_not_block_other_requests() {
-    let (db, server) = serving(&["--max-requests", "2"]).await;
+    let waiting_limits = ["--max-waiting", "3", "--max-waiting-per-caller", "3"];
+    let limits = [&["--max-requests", "2"], &waiting_limits[..]].concat();
+    let (db, server) = serving(&limits).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let waiters = [1, 2, 3].map(|_| waiter(&server));
     waiting(&db, 3).await;
