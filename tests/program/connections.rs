@@ -295,6 +295,19 @@ async fn clients_that_never_read_occupy_no_connection() {
 }
 
 #[tokio::test]
+async fn silent_connection_is_closed_before_an_idle_one() {
+    let (_db, server) = serving(&["--max-connections", "2"]).await;
+    let (mut idle, mut silent) = (server.connect().await, server.connect().await);
+    let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    idle.write_all(request).await.unwrap();
+    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+    assert_eq!(server.get("/healthz").await.status, 200);
+    assert_eq!(exchanged(&mut silent, "").await, "");
+    idle.write_all(request).await.unwrap();
+    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+}
+
+#[tokio::test]
 async fn clients_that_never_send_a_body_occupy_no_connection() {
     let (_db, server) = serving(&["--max-connections", "2"]).await;
     let mut slow = vec![];
