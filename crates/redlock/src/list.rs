@@ -1,8 +1,9 @@
 //! Listing of leases in the order of their names, with SCAN over the lease keys of all nodes.
 //!
 //! For each page, the store scans all keys, and adds their resources to [`Names`]. SCAN returns
-//! every key that exists during the whole scan. A page does not end within a batch of SCAN, because
-//! SCAN may return another batch if it is repeated with the same cursor.
+//! every key that exists during the whole scan. The cursor of a page is not a SCAN cursor, because
+//! a page may end in the middle of the result of one SCAN call, and a repeated call may return more
+//! keys or fewer.
 
 use std::collections::HashMap;
 

@@ -2,7 +2,7 @@
 -- requests that wait for it.
 --
 -- A lease id, here and in the arguments, is its stored form, which is a part of its digest; see
--- stored_id.rs.
+-- `LeaseDigest::stored`.
 
 -- The time within which a request must confirm a lease that was granted to it from the queue.
 local CONFIRM_MS = 1000
