@@ -827,23 +827,23 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_renew(text, bytea, bigint, boolean, bigint) IS
     'Renews a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
--- Issuers call this function at intervals, in case a notification was lost. The listener gets an
--- empty notification, which shows its issuer that the session still receives notifications.
-CREATE FUNCTION tower_fence.lease_open(resources text[], listener bigint DEFAULT NULL)
-RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+-- Issuers call this function at intervals, in case a notification was lost. The empty notification
+-- shows the issuer that its session still receives notifications.
+CREATE FUNCTION tower_fence.lease_open(resources text[], listener bigint)
+RETURNS text[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    IF lease_open.listener IS NOT NULL THEN
-        PERFORM pg_notify('tower_fence_' || to_hex(lease_open.listener), '');
-    END IF;
-    RETURN NEXT '';
-    RETURN QUERY SELECT n.name FROM unnest(lease_open.resources) AS n (name)
-    LEFT JOIN tower_fence.leases AS l ON l.resource = n.name
-    WHERE coalesce(l.expires_at + l.lock_delay <= clock_timestamp(), true) OR l.expires_at > clock_timestamp() + l.ttl;
+    PERFORM pg_notify('tower_fence_' || to_hex(lease_open.listener), '');
+    RETURN ARRAY(
+        SELECT n.name FROM unnest(lease_open.resources) AS n (name)
+        LEFT JOIN tower_fence.leases AS l ON l.resource = n.name
+        WHERE coalesce(l.expires_at + l.lock_delay <= clock_timestamp(), true)
+            OR l.expires_at > clock_timestamp() + l.ttl
+    );
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_open(text[], bigint) IS
-    'Returns an empty text. Then returns each of the given resources that is free, or whose lease was granted before '
-    'the wall clock was set back.';
+    'Returns those of the given resources that are free, or whose lease was granted before the wall clock was set '
+    'back. Sends the listener an empty notification.';
 
 -- The next request in a queue is notified, because the removed request may already have been
 -- notified of its turn. Rows that another transaction has locked are skipped.

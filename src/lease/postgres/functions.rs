@@ -199,17 +199,9 @@ impl Functions {
         resources: &[String],
         listener: i64,
     ) -> Result<Vec<String>, LeaseError> {
-        let call = FunctionCall {
-            function: "lease_open",
-            arguments: &[Texts(resources), Integer(Some(listener))],
-            columns: "a.answer",
-            lazily: true,
-            resource: None,
-        };
-        let rows = self.database.call_function(call).await;
-        let rows = rows.map_err(failed)?;
-        let names = rows.iter().map(|row| row.try_get("answer"));
-        names.collect::<Result<_, _>>().map_err(unavailable)
+        let arguments = [Texts(resources), Integer(Some(listener))];
+        let row = self.lazily("lease_open", None, &arguments).await?;
+        row.try_get("answer").map_err(unavailable)
     }
 
     pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {

@@ -249,7 +249,7 @@ async fn issuer_in_postgres_needs_these_rights() {
         // An issuer makes these calls only occasionally, in the background, or when its process
         // ends.
         let listen = format!("lease_listen({})", rand::random::<i64>());
-        for call in ["lease_open('{a}')", "lease_sweep()", &listen] {
+        for call in ["lease_open('{a}', 1)", "lease_sweep()", &listen] {
             let call = sqlx::AssertSqlSafe(format!("SELECT tower_fence.{call}"));
             sqlx::query(call).execute(&pool).await?;
         }

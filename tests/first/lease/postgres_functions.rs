@@ -333,7 +333,7 @@ async fn wall_clock_set_back_extends_no_lease() {
     // After a renewal, the lease does not last longer than its new TTL either.
     let held = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
     db.execute(PUT_BACK).await;
-    let open = "SELECT count(*) FROM tower_fence.lease_open(ARRAY['sku-1']) AS o (name) WHERE o.name <> ''";
+    let open = "SELECT cardinality(tower_fence.lease_open(ARRAY['sku-1'], 1))::bigint";
     assert_eq!(db.number(open).await, 1, "no waiter would retry");
     leases
         .renew(&sku(), &held.id, Renew::new(LONG))
