@@ -291,20 +291,6 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.shard_histories() IS
     'Each shard of a distributed fence, with the history of its server, and the other histories of its rows.';
 
-CREATE FUNCTION tower_fence.know_shards(shards bigint[], histories text[])
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    -- A split replaces a shard with shards that have other numbers.
-    DELETE FROM tower_fence.shards AS s WHERE s.shard <> ALL (know_shards.shards);
-    FOR place IN 1 .. cardinality(shards) LOOP
-        INSERT INTO tower_fence.shards AS s (shard, history) VALUES (know_shards.shards[place], histories[place])
-        ON CONFLICT (shard) DO UPDATE SET history = excluded.history;
-    END LOOP;
-    RETURN true;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.know_shards(bigint[], text[]) IS 'Records the histories of shards.';
-
 -- A lease whose resource has no row is broken as well, because a worker that failed over may have
 -- lost the row.
 CREATE FUNCTION tower_fence.end_superseded_leases()
@@ -425,7 +411,12 @@ BEGIN
     ELSIF failed IS NOT NULL THEN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not catch up: ', failed);
     END IF;
-    PERFORM tower_fence.know_shards(found_shards, found_histories);
+    -- A split replaces a shard with shards that have other numbers.
+    DELETE FROM tower_fence.shards AS s WHERE s.shard <> ALL (found_shards);
+    FOR place IN 1 .. cardinality(found_shards) LOOP
+        INSERT INTO tower_fence.shards AS s (shard, history) VALUES (found_shards[place], found_histories[place])
+        ON CONFLICT (shard) DO UPDATE SET history = excluded.history;
+    END LOOP;
     IF stale[1] > 0 THEN
         PERFORM tower_fence.end_superseded_leases();
     END IF;
