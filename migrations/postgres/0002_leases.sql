@@ -74,27 +74,29 @@ FROM tower_fence.leases AS l
 WHERE l.lease IS NOT NULL AND l.expires_at > pg_catalog.clock_timestamp();
 COMMENT ON VIEW tower_fence.held_leases IS 'The held leases, without their ids.';
 
-CREATE FUNCTION tower_fence.refuse_lease(code text, resource text, member text, value bigint)
+CREATE FUNCTION tower_fence.refuse_lease(outcome text, resource text, value bigint)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     RAISE EXCEPTION USING
-        ERRCODE = code,
-        MESSAGE = CASE code
-            WHEN 'TF409' THEN concat('the lease on ', resource, ' is held by another holder')
-            WHEN 'TF410' THEN concat('no such lease is held on ', resource)
-            WHEN '55P03' THEN concat('another transaction is changing the lease on ', resource)
+        ERRCODE = CASE outcome WHEN 'held' THEN 'TF409' WHEN 'lost' THEN 'TF410' WHEN 'again' THEN '55P03'
+            ELSE 'TF411' END,
+        MESSAGE = CASE outcome
+            WHEN 'held' THEN concat('the lease on ', resource, ' is held by another holder')
+            WHEN 'lost' THEN concat('no such lease is held on ', resource)
+            WHEN 'again' THEN concat('another transaction is changing the lease on ', resource)
             ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has received') END,
-        HINT = CASE code
-            WHEN 'TF409' THEN 'Retry after the retry_after_ms of the DETAIL.'
-            WHEN 'TF410' THEN 'Acquire the lease again, and read again before the next write.'
-            WHEN '55P03' THEN 'Retry after the other transaction has ended.'
+        HINT = CASE outcome
+            WHEN 'held' THEN 'Retry after the retry_after_ms of the DETAIL.'
+            WHEN 'lost' THEN 'Acquire the lease again, and read again before the next write.'
+            WHEN 'again' THEN 'Retry after the other transaction has ended.'
             ELSE 'If this token was not granted, an operator can lower max_token with tower_fence.reset().' END,
-        DETAIL = jsonb_strip_nulls(jsonb_build_object('resource', resource, member, value))::text;
+        DETAIL = jsonb_strip_nulls(jsonb_build_object('resource', resource,
+            CASE outcome WHEN 'held' THEN 'retry_after_ms' ELSE 'max_token' END, value))::text;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_lease(text, text, text, bigint) IS
-    'Raises TF409, TF410, TF411, or 55P03 (lock_not_available). The argument `member` names an additional member of '
-    'the DETAIL.';
+COMMENT ON FUNCTION tower_fence.refuse_lease(text, text, bigint) IS
+    'Raises TF409 (held), TF410 (lost), TF411 (exhausted), or 55P03 (again). `value` is the retry_after_ms or the '
+    'max_token of the DETAIL.';
 
 CREATE FUNCTION tower_fence.refuse_invalid(field text, reason text, hint text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -908,12 +910,9 @@ BEGIN
         tower_fence.lease_ms('lock_delay', acquire.lock_delay, 0::bigint),
         nullif(acquire.owner, ''), NULL, false, NULL
     ) AS a;
-    IF answer.outcome = 'exhausted' THEN
-        PERFORM tower_fence.refuse_lease('TF411', acquire.resource, 'max_token', answer.token);
-    ELSIF answer.outcome = 'held' THEN
-        PERFORM tower_fence.refuse_lease('TF409', acquire.resource, 'retry_after_ms', answer.closed_ms);
-    ELSIF answer.outcome = 'again' THEN
-        PERFORM tower_fence.refuse_lease('55P03', acquire.resource, 'lease', NULL);
+    IF answer.outcome NOT IN ('granted', 'repeated') THEN
+        PERFORM tower_fence.refuse_lease(answer.outcome, acquire.resource,
+            CASE answer.outcome WHEN 'held' THEN answer.closed_ms ELSE answer.token END);
     END IF;
     IF answer.others_wait THEN
         PERFORM tower_fence.lease_call(acquire.resource);
@@ -942,12 +941,8 @@ BEGIN
         renew.resource, tower_fence.lease_digest(renew.lease_id),
         tower_fence.lease_ttl_ms(renew.ttl, renew.ttl_ms), renew.new_token, NULL
     ) AS a;
-    IF answer.outcome = 'lost' THEN
-        PERFORM tower_fence.refuse_lease('TF410', renew.resource, 'lease', NULL);
-    ELSIF answer.outcome = 'exhausted' THEN
-        PERFORM tower_fence.refuse_lease('TF411', renew.resource, 'max_token', answer.token);
-    ELSIF answer.outcome = 'again' THEN
-        PERFORM tower_fence.refuse_lease('55P03', renew.resource, 'lease', NULL);
+    IF answer.outcome NOT IN ('kept', 'renewed') THEN
+        PERFORM tower_fence.refuse_lease(answer.outcome, renew.resource, answer.token);
     END IF;
     RETURN answer.token;
 END
@@ -962,7 +957,7 @@ RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, 
 BEGIN
     PERFORM tower_fence.check_resource(release.resource);
     IF NOT tower_fence.lease_end(release.resource, tower_fence.lease_digest(release.lease_id)) THEN
-        PERFORM tower_fence.refuse_lease('TF410', release.resource, 'lease', NULL);
+        PERFORM tower_fence.refuse_lease('lost', release.resource, NULL);
     END IF;
     RETURN true;
 END
