@@ -650,7 +650,8 @@ BEGIN
     WHERE l.resource = lease_end.resource AND l.lease = lease_end.lease AND l.expires_at > clock_timestamp()
         AND (lease_end.ticket IS NULL OR l.ticket = lease_end.ticket);
     IF FOUND THEN
-        RETURN tower_fence.lease_call(lease_end.resource) IS NOT NULL;
+        PERFORM tower_fence.lease_call(lease_end.resource);
+        RETURN true;
     END IF;
     IF lease_end.ticket IS NULL THEN
         PERFORM pg_notify('tower_fence_' || to_hex(w.listener), concat('-', w.ticket, ' 0'))
@@ -676,7 +677,11 @@ BEGIN
         ttl = interval '0'
     WHERE l.resource = break_lease.resource AND l.expires_at + l.lock_delay > clock_timestamp()
         AND (break_lease.token IS NULL OR l.token = break_lease.token);
-    RETURN CASE WHEN FOUND THEN tower_fence.lease_call(break_lease.resource) IS NOT NULL ELSE false END;
+    IF FOUND THEN
+        PERFORM tower_fence.lease_call(break_lease.resource);
+        RETURN true;
+    END IF;
+    RETURN false;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
