@@ -411,14 +411,14 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     displaced  another request under the same lease id has taken its position
 --     again      the lease has just become free, or another transaction has locked a row; retry
 --
--- closed_ms is the number of milliseconds for which the resource stays blocked if the holder
--- neither renews nor releases its lease. For a reserved resource, closed_ms is an upper bound.
+-- blocked_ms is the number of milliseconds for which the resource stays blocked if the holder
+-- neither renews nor releases its lease. For a reserved resource, blocked_ms is an upper bound.
 -- After a grant, others_wait is true if other requests wait. In that case, the issuer calls
 -- lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
-    ticket bigint, in_line boolean, listener bigint,
-    OUT outcome text, OUT token bigint, OUT closed_ms bigint, OUT others_wait boolean
+    ticket bigint, is_queued boolean, listener bigint,
+    OUT outcome text, OUT token bigint, OUT blocked_ms bigint, OUT others_wait boolean
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
@@ -426,7 +426,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 DECLARE
     -- The time for which a free resource is reserved for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
-    was_queued CONSTANT boolean := lease_ask.in_line;
+    was_queued CONSTANT boolean := lease_ask.is_queued;
     seen record;
     own record;
     first record;
@@ -443,14 +443,14 @@ BEGIN
             ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'lease_ask requires a lease, durations of at most 100 years, and a ticket if there is a listener';
     END IF;
-    IF lease_ask.in_line THEN
+    IF lease_ask.is_queued THEN
         -- Lock the request, because pass_over() does not remove a locked request.
         SELECT w.place, w.owner INTO own FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket FOR UPDATE;
         IF FOUND THEN
             owner := coalesce(own.owner, lease_ask.owner);
         ELSE
-            in_line := false;
+            is_queued := false;
         END IF;
     END IF;
     IF NOT EXISTS (
@@ -547,14 +547,14 @@ BEGIN
         PERFORM tower_fence.lease_call(lease_ask.resource);
     END IF;
     IF outcome = 'again' THEN
-        closed_ms := 0;
+        blocked_ms := 0;
         RETURN;
     END IF;
     IF outcome IS NULL AND lease_ask.listener IS NOT NULL THEN
         PERFORM FROM tower_fence.queues AS n WHERE n.resource = lease_ask.resource FOR SHARE SKIP LOCKED;
         IF NOT FOUND THEN
             outcome := 'again';
-            closed_ms := 0;
+            blocked_ms := 0;
             RETURN;
         END IF;
         -- From this point on, a transaction that releases or breaks the lease sees this request.
@@ -563,12 +563,12 @@ BEGIN
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         SELECT w.ticket, w.lease, w.listener INTO first FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource ORDER BY w.place, w.ticket LIMIT 1;
-        closed_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
-        IF closed_ms = 0 AND (first.ticket IS NULL OR first.ticket = lease_ask.ticket) THEN
+        blocked_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
+        IF blocked_ms = 0 AND (first.ticket IS NULL OR first.ticket = lease_ask.ticket) THEN
             outcome := 'again';
             RETURN;
         END IF;
-        IF lease_ask.in_line THEN
+        IF lease_ask.is_queued THEN
             UPDATE tower_fence.waiters AS w SET listener = lease_ask.listener
             WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket
                 AND w.listener <> lease_ask.listener;
@@ -605,7 +605,7 @@ BEGIN
         END IF;
         -- If the first request has the same lease id, this request has taken over its position.
         outcome := CASE WHEN coalesce(first.lease = lease_ask.lease, true) THEN 'first' ELSE 'queued' END;
-        IF outcome = 'queued' AND was_queued AND closed_ms = 0 THEN
+        IF outcome = 'queued' AND was_queued AND blocked_ms = 0 THEN
             -- The order of the waiters in a process may differ from the order in this table. The
             -- process of the first request may still be waiting for this request, so notify that
             -- process.
@@ -615,19 +615,19 @@ BEGIN
     END IF;
 
     -- The request does not wait, or no longer waits.
-    closed_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
-    IF lease_ask.in_line THEN
+    blocked_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
+    IF lease_ask.is_queued THEN
         DELETE FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket;
     END IF;
     IF outcome IS NULL THEN
         outcome := 'held';
-        IF closed_ms = 0 THEN
+        IF blocked_ms = 0 THEN
             -- The resource is reserved for the first request, or another transaction has locked the
             -- row of an expired lease.
-            closed_ms := extract(epoch FROM turn) * 1000;
+            blocked_ms := extract(epoch FROM turn) * 1000;
         END IF;
-        IF lease_ask.in_line THEN
+        IF lease_ask.is_queued THEN
             PERFORM tower_fence.lease_call(lease_ask.resource);
         END IF;
     ELSE
@@ -917,7 +917,7 @@ BEGIN
     ) AS a;
     IF answer.outcome NOT IN ('granted', 'repeated') THEN
         PERFORM tower_fence.refuse_lease(answer.outcome, acquire.resource,
-            CASE answer.outcome WHEN 'held' THEN answer.closed_ms ELSE answer.token END);
+            CASE answer.outcome WHEN 'held' THEN answer.blocked_ms ELSE answer.token END);
     END IF;
     IF answer.others_wait THEN
         PERFORM tower_fence.lease_call(acquire.resource);

@@ -57,7 +57,7 @@ impl Functions {
         ask: &Ask,
         waits: &Waits,
     ) -> Result<(Reply, bool), LeaseError> {
-        let (in_line, listener) = match waits {
+        let (is_queued, listener) = match waits {
             Waits::No => (false, None),
             // The listener name is empty if sessions cannot listen.
             Waits::Yes {
@@ -75,15 +75,15 @@ impl Functions {
                     Integer(Some(signed(whole_ms(ask.lock_delay)))),
                     Text(ask.owner.as_ref().map(Owner::as_str)),
                     Integer(Some(ask.ticket)),
-                    Truth(in_line),
+                    Truth(is_queued),
                     Integer(listener),
                 ],
-                columns: durable_with_token!("a.outcome, a.token, a.closed_ms, a.others_wait"),
+                columns: durable_with_token!("a.outcome, a.token, a.blocked_ms, a.others_wait"),
                 lazily: false,
                 resource: Some(resource),
             })
             .await?;
-        let left = || unsigned(&row, "closed_ms").map(Duration::from_millis);
+        let left = || unsigned(&row, "blocked_ms").map(Duration::from_millis);
         let reply = match row.try_get("outcome").map_err(unavailable)? {
             "granted" | "repeated" => {
                 let others_wait = row.try_get("others_wait").map_err(unavailable)?;

@@ -139,15 +139,15 @@ impl Listener<'_> {
 /// milliseconds for which the resource stays blocked. If the lease id of the request was released,
 /// a `-` precedes the ticket.
 fn deliver(turns: &Turns, payload: &str) {
-    let Some((ticket, closed_ms)) = payload.split_once(' ') else {
+    let Some((ticket, blocked_ms)) = payload.split_once(' ') else {
         return;
     };
     let released = ticket.strip_prefix('-');
-    if let (Ok(ticket), Ok(closed_ms)) = (released.unwrap_or(ticket).parse(), closed_ms.parse()) {
-        match closed_ms {
+    if let (Ok(ticket), Ok(blocked_ms)) = (released.unwrap_or(ticket).parse(), blocked_ms.parse()) {
+        match blocked_ms {
             _ if released.is_some() => turns.call_off(ticket),
             0 => turns.call(ticket),
-            _ => turns.call_in(ticket, Duration::from_millis(closed_ms)),
+            _ => turns.call_in(ticket, Duration::from_millis(blocked_ms)),
         }
     }
 }

@@ -166,10 +166,10 @@ async fn first_waiter_is_notified_of_a_shorter_renewal() {
     let shorter = Renew::new(LONG / 2);
     leases.renew(&sku(), &held.id, shorter).await.unwrap();
     let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
-    let (ticket, closed_ms) = called.payload().split_once(' ').unwrap();
+    let (ticket, blocked_ms) = called.payload().split_once(' ').unwrap();
     assert_eq!(ticket, "1");
-    let closed_ms: u64 = closed_ms.parse().unwrap();
-    assert!((60_001..=90_000).contains(&closed_ms), "{called:?}");
+    let blocked_ms: u64 = blocked_ms.parse().unwrap();
+    assert!((60_001..=90_000).contains(&blocked_ms), "{called:?}");
 }
 
 /// Another process displaces the first request. The new request must retry at the expiry.
@@ -468,8 +468,8 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let notification = notification
         .expect("the listener received no notification")
         .unwrap();
-    let (_, closed_ms) = notification.payload().split_once(' ').unwrap();
-    assert!(closed_ms.parse::<u64>().unwrap() > 0, "{notification:?}");
+    let (_, blocked_ms) = notification.payload().split_once(' ').unwrap();
+    assert!(blocked_ms.parse::<u64>().unwrap() > 0, "{notification:?}");
     one.release(&sku(), &lease.id).await.unwrap();
     granted(last).await;
 }
