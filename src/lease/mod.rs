@@ -49,7 +49,6 @@
 mod admin;
 mod announced;
 pub mod backend;
-mod background;
 mod boxed;
 #[cfg(feature = "testing")]
 pub mod conformance;

@@ -1,10 +1,13 @@
-//! Guard that releases a lease when it is dropped.
+//! Clean-up that runs after a request or a lease is dropped.
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
 
-use super::{Lease, LeaseError, LeaseId, Leases, background::Background, time::after};
+use super::{Lease, LeaseError, LeaseId, Leases, time::after};
 use crate::token::Resource;
 
 /// Pause after the first attempt to release a lease. It doubles after each further attempt.
@@ -90,6 +93,28 @@ async fn release<L: Leases>(
                 (pause, is_retry) = ((pause * 2).min(LONGEST_PAUSE), true);
             }
             released => return released,
+        }
+    }
+}
+
+/// Spawner of clean-up tasks. It uses the runtime in which the request is dropped or, outside of
+/// any runtime, the runtime in which this value was created. If that runtime has shut down, the
+/// clean-up does not run, and the lease or the queue position expires.
+#[derive(Debug)]
+pub(super) struct Background(Option<Handle>);
+
+impl Background {
+    /// Captures the current runtime for a new request.
+    pub(super) fn here() -> Self {
+        Self(Handle::try_current().ok())
+    }
+
+    pub(super) fn spawn<F>(&self, task: F)
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        if let Some(runtime) = Handle::try_current().ok().as_ref().or(self.0.as_ref()) {
+            runtime.spawn(task);
         }
     }
 }

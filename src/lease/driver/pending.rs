@@ -27,7 +27,7 @@ use crate::{
     lease::{
         Acquire, Backend, Lease, LeaseError, LeaseId, Owner,
         backend::{Ask, End, Reply, Step, Waits},
-        background::Background,
+        release_guard::Background,
         time::{after, at_least_1_ms, of_ms, whole_ms},
     },
     token::Resource,
