@@ -13,11 +13,7 @@ use tokio::time::{Instant, sleep};
 #[cfg(feature = "testing")]
 pub(super) use self::queue::LONGEST_SLEEP;
 pub use self::queue::Turns;
-use self::{
-    epochs::TooMuchChange,
-    listener::Listener,
-    pending::{Pending, unexpected},
-};
+use self::{epochs::TooMuchChange, listener::Listener, pending::unexpected};
 use super::{
     Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew,
     backend::{Counters, End, Renewal, Reply, Step},
@@ -143,8 +139,7 @@ impl<B: Backend> Driver<B> {
 
 impl<B: Backend> Leases for Driver<B> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        let deadline = after(request.wait);
-        Pending::new(self, resource, request).run(deadline).await
+        pending::acquire(self, resource, request).await
     }
 
     async fn renew(

@@ -47,7 +47,41 @@ const PAUSE_AFTER_FAILED_POLL: Duration = Duration::from_secs(1);
 
 type Call = futures_util::future::BoxFuture<'static, Result<Reply, LeaseError>>;
 
-pub(super) struct Pending<B: Backend> {
+/// Acquires a lease. After a failure, or if the caller drops the future, a background task removes
+/// the traces of the request.
+pub(super) async fn acquire<B: Backend>(
+    driver: &Driver<B>,
+    resource: &Resource,
+    request: Acquire,
+) -> Result<Lease, LeaseError> {
+    let deadline = after(request.wait);
+    let mut guard = Guard {
+        pending: None,
+        background: Background::here(),
+    };
+    let pending = Pending::new(driver, resource, request);
+    guard.pending.insert(pending).run(deadline).await
+}
+
+/// Guard that is dropped with the future of a request, and then undoes the request.
+struct Guard<B: Backend> {
+    pending: Option<Pending<B>>,
+    background: Background,
+}
+
+impl<B: Backend> Drop for Guard<B> {
+    fn drop(&mut self) {
+        if let Some(mut left) = self.pending.take().filter(|pending| pending.asked) {
+            if let Some(position) = &left.position {
+                position.is_left();
+                left.kept = left.chosen_id.then(|| left.driver.turns.keep()).flatten();
+            }
+            self.background.spawn(left.undo());
+        }
+    }
+}
+
+struct Pending<B> {
     driver: Driver<B>,
     resource: Resource,
     id: LeaseId,
@@ -62,17 +96,14 @@ pub(super) struct Pending<B: Backend> {
     is_unnotified: bool,
     /// Whether the store may hold a lease or a position for the request.
     asked: bool,
-    /// Whether the caller has dropped the request.
-    is_left: bool,
     /// The permit that keeps the position for a caller that may retry.
     kept: Option<OwnedSemaphorePermit>,
     /// How long the resource was blocked according to the last reply, and the time of that reply.
     blocked: (Duration, Instant),
-    background: Background,
 }
 
 impl<B: Backend> Pending<B> {
-    pub(super) fn new(driver: &Driver<B>, resource: &Resource, request: Acquire) -> Self {
+    fn new(driver: &Driver<B>, resource: &Resource, request: Acquire) -> Self {
         let ask = Ask {
             lease: LeaseDigest::of(request.lease_id.expose()),
             ticket: rand::random_range(1..=i64::MAX),
@@ -91,15 +122,13 @@ impl<B: Backend> Pending<B> {
             queued: false,
             is_unnotified: false,
             asked: false,
-            is_left: false,
             kept: None,
             blocked: (Duration::ZERO, Instant::now()),
-            background: Background::here(),
         }
     }
 
     /// Retries until a lease is granted or the wait is over.
-    pub(super) async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
+    async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
         let busy_until = deadline + BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
         let mut is_poll = false;
@@ -343,8 +372,6 @@ impl<B: Backend> Pending<B> {
             }
         }
         self.answered().await;
-        // If a trace cannot be removed, it expires.
-        self.asked = false;
         let is_displaced = self.is_displaced();
         self.position = None;
         if is_displaced && self.kept.is_some() {
@@ -354,38 +381,8 @@ impl<B: Backend> Pending<B> {
         let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
         let (lease, ticket) = (self.ask.lease.clone(), self.ask.ticket);
         drop(self);
+        // If a trace cannot be removed, it expires.
         let _ = store.end(&resource, &End::Abandon { lease, ticket }).await;
-    }
-}
-
-impl<B: Backend> Drop for Pending<B> {
-    fn drop(&mut self) {
-        // If the clean-up task itself is dropped with its runtime, do not start another one.
-        if !self.asked || self.is_left {
-            return;
-        }
-        let mut kept = None;
-        if let Some(position) = &self.position {
-            position.is_left();
-            kept = self.chosen_id.then(|| self.driver.turns.keep()).flatten();
-        }
-        let left = Self {
-            driver: self.driver.clone(),
-            resource: self.resource.clone(),
-            id: self.id.clone(),
-            chosen_id: self.chosen_id,
-            ask: Arc::clone(&self.ask),
-            call: self.call.take(),
-            position: self.position.take(),
-            queued: self.queued,
-            is_unnotified: self.is_unnotified,
-            asked: true,
-            is_left: true,
-            kept,
-            blocked: self.blocked,
-            background: Background::here(),
-        };
-        self.background.spawn(left.undo());
     }
 }
 
