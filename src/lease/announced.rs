@@ -20,14 +20,7 @@
 //! lease id, even while another request is still announcing the token. A renewal therefore
 //! announces the lease's token, unless this process has already announced that token.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use derive_where::derive_where;
 use tokio::time::Instant;
@@ -122,19 +115,18 @@ impl<L, A> Announced<L, A> {
 
 impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        let ended = AtomicBool::new(false);
         let deadline = after(request.wait);
-        match self.acquire_once(resource, request.clone(), &ended).await {
+        match self.acquire_once(resource, request.clone()).await {
             // The lease was lost before the caller received it, because the epoch of its token has
             // ended. Acquire it again.
-            Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
-            acquired => return acquired.map_err(unknown_lease),
+            Err(LeaseError::Lost { .. }) => {}
+            acquired => return acquired,
         }
         let again = Acquire {
             wait: deadline.saturating_duration_since(Instant::now()),
             ..request
         };
-        let acquired = self.acquire_once(resource, again, &ended).await;
+        let acquired = self.acquire_once(resource, again).await;
         acquired.map_err(unknown_lease)
     }
 
@@ -157,9 +149,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
             self.note_announced(&lease);
             return Ok(lease);
         }
-        let current = async |leases, lease, next| Self::current(leases, lease, request, next).await;
         let announced = self
-            .announce(lease.clone(), request.ttl, keeps_token, current)
+            .announce(lease.clone(), request.ttl, Some(request))
             .await;
         if let Err(LeaseError::Lost { .. }) = announced {
             // The holder's data may be out of date, so the holder must not continue under any
@@ -197,16 +188,16 @@ impl<L, A> Announced<L, A> {
 }
 
 impl<L: Leases, A: Announce> Announced<L, A> {
-    /// Acquires a lease and announces its token. Sets `ended` if the store no longer holds the
-    /// lease when a higher token is requested for it.
+    /// Acquires a lease and announces its token. Returns [`LeaseError::Lost`] only if the store no
+    /// longer holds the lease when a higher token is requested for it.
     async fn acquire_once(
         &self,
         resource: &Resource,
         request: Acquire,
-        ended: &AtomicBool,
     ) -> Result<Lease, LeaseError> {
         let (ttl, chosen_id) = (request.ttl, request.chosen_id);
-        let lease = self.leases.acquire(resource, request).await?;
+        let acquired = self.leases.acquire(resource, request).await;
+        let lease = acquired.map_err(unknown_lease)?;
         // The caller receives the lease only after the announcement. If the call is dropped before
         // that, the lease is released. If the caller has chosen the id, the lease is kept, because
         // the caller may retry, and another call under the id may already have returned the lease.
@@ -214,13 +205,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         if chosen_id {
             unused.keep();
         }
-        let token_above = async |leases, lease, next| {
-            note_superseded(&lease, next);
-            let above = Self::token_above(leases, lease, ttl, next).await;
-            ended.store(matches!(above, Err(LeaseError::Lost { .. })), Relaxed);
-            above
-        };
-        let announced = self.announce(lease, ttl, false, token_above).await;
+        let announced = self.announce(lease, ttl, None).await;
         match announced {
             Ok(_) => unused.keep(),
             Err(_) => drop(unused.release().await),
@@ -228,18 +213,16 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         announced
     }
 
-    /// Announces the token of a lease that the store has just granted or renewed. If `keeps_token`
-    /// is true, accepts a token that was used after its announcement.
-    async fn announce<F>(
+    /// Announces the token of a lease that the store has just granted or, by the request `renewal`,
+    /// renewed. If the renewal keeps the token, accepts a token that was used after its
+    /// announcement.
+    async fn announce(
         &self,
         mut lease: Lease,
         ttl: Duration,
-        keeps_token: bool,
-        superseded: impl Fn(Arc<L>, Lease, Token) -> F,
-    ) -> Result<Lease, LeaseError>
-    where
-        F: Future<Output = Result<Lease, LeaseError>>,
-    {
+        renewal: Option<Renew>,
+    ) -> Result<Lease, LeaseError> {
+        let keeps_token = renewal.is_some_and(|request| !request.new_token);
         let digest = LeaseDigest::of(lease.id.expose());
         let mut granted_at = Instant::now();
         for _ in 0..ATTEMPTS {
@@ -251,7 +234,10 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 Err(AnnounceError::Superseded { was_last: true, .. }) if keeps_token => {}
                 Err(AnnounceError::Superseded { next, .. }) => {
                     granted_at = Instant::now();
-                    lease = superseded(Arc::clone(&self.leases), lease, next).await?;
+                    lease = match renewal {
+                        None => self.token_above(&lease, ttl, next).await?,
+                        Some(request) => self.current(&lease, request, next).await?,
+                    };
                     continue;
                 }
                 Err(AnnounceError::Exhausted { max_token }) => {
@@ -272,6 +258,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 // because the store has granted the lease.
                 lease = renewed.map_err(|error| match error {
                     away @ LeaseError::Unavailable(_) => LeaseError::unavailable(away),
+                    error if renewal.is_none() => unknown_lease(error),
                     other => other,
                 })?;
             }
@@ -290,11 +277,12 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     /// Renews the lease with a token of at least `next`, which is above the tokens that the
     /// resource has received.
     async fn token_above(
-        leases: Arc<L>,
-        lease: Lease,
+        &self,
+        lease: &Lease,
         ttl: Duration,
         next: Token,
     ) -> Result<Lease, LeaseError> {
+        note_superseded(lease, next);
         let renew = Renew::new(ttl).at_least(next);
         let superseded = || {
             LeaseError::unavailable(AnnounceError::Superseded {
@@ -302,7 +290,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 was_last: false,
             })
         };
-        match leases.renew(&lease.resource, &lease.id, renew).await {
+        match self.leases.renew(&lease.resource, &lease.id, renew).await {
             Ok(lease) if lease.token >= next => Ok(lease),
             // The store does not support a lowest token.
             Ok(_) | Err(LeaseError::Invalid { .. }) => Err(superseded()),
@@ -315,19 +303,20 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     /// Returns [`LeaseError::Lost`] if the lease has no higher token, because the holder may have
     /// read its data under an older one.
     async fn current(
-        leases: Arc<L>,
-        lease: Lease,
+        &self,
+        lease: &Lease,
         request: Renew,
         next: Token,
     ) -> Result<Lease, LeaseError> {
         let (resource, id) = (&lease.resource, &lease.id);
-        let current = leases.renew(resource, id, Renew::new(request.ttl)).await?;
+        let renew = Renew::new(request.ttl);
+        let current = self.leases.renew(resource, id, renew).await?;
         if current.token <= lease.token {
-            note_superseded(&lease, next);
+            note_superseded(lease, next);
             return Err(LeaseError::lost(resource));
         }
         match request.new_token {
-            true => leases.renew(resource, id, request).await,
+            true => self.leases.renew(resource, id, request).await,
             false => Ok(current),
         }
     }
@@ -382,7 +371,7 @@ impl<L: fmt::Debug, A> fmt::Debug for Announced<L, A> {
 
 #[cfg(all(test, feature = "memory"))]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     use tokio::time::advance;
 
