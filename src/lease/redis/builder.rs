@@ -65,7 +65,7 @@ impl RedisLeasesBuilder {
     /// - [`LeaseError::Unavailable`] if the server does not respond.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
         let leases = self.connect_lazy(url)?;
-        leases.backend().scripts().check_once().await?;
+        leases.backend().scripts.check_once().await?;
         Ok(leases)
     }
 

@@ -18,7 +18,7 @@ impl Driver<RedisBackend> {
     /// Returns [`LeaseError::Unavailable`] with the reason.
     #[doc(hidden)]
     pub async fn check_writes(&self) -> Result<(), LeaseError> {
-        let scripts = self.backend().scripts();
+        let scripts = &self.backend().scripts;
         scripts.check_once().await?;
         // The key never exists, so `SET` with `XX` writes nothing.
         let script = Script::new("redis.call('SET', KEYS[1], '', 'XX') return 1");

@@ -55,7 +55,7 @@ impl RedisBackend {
             return Ok(());
         }
         let (_, outcome) = self.subscribe_to(&hearing.subscriber, partition).await;
-        outcome.map_err(|error| self.scripts().server().unavailable(error))?;
+        outcome.map_err(|error| self.scripts.server().unavailable(error))?;
         lock(&hearing.partitions).insert(partition);
         // The listening connection may have been replaced in the meantime. The new one does not
         // have this subscription.
@@ -69,7 +69,7 @@ impl RedisBackend {
     /// Receives notifications for all waiters on one connection, until the connection is lost or
     /// leads to the wrong server. The connection has no subscriptions at first.
     pub(super) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
-        let server = self.scripts().server();
+        let server = self.scripts.server();
         let mut changes = server.changes();
         let (sender, mut pushes) = mpsc::unbounded_channel();
         let connected = server.subscriber(sender).await;
@@ -138,7 +138,7 @@ impl RedisBackend {
                 false => turns.call(ticket),
             };
         }
-        let begin = self.scripts().key_begin();
+        let begin = self.scripts.key_begin();
         let Some(resource) = resource_of_key(&begin, key.as_bytes().to_vec()) else {
             return;
         };
@@ -152,7 +152,7 @@ impl RedisBackend {
     /// Subscribes to a partition, or checks an existing subscription. Returns the partition and the
     /// outcome.
     async fn subscribe_to(&self, subscriber: &Connection, partition: u8) -> (u8, RedisResult<()>) {
-        let scripts = self.scripts();
+        let scripts = &self.scripts;
         let channels = [
             scripts.own_channel(partition, &self.issuer),
             scripts.shared_channel(partition),

@@ -44,7 +44,7 @@ pub type RedisLeases = Driver<RedisBackend>;
 
 /// Backend of [`RedisLeases`].
 pub struct RedisBackend {
-    scripts: Arc<Scripts>,
+    pub(super) scripts: Scripts,
     /// The last part of the names of this process's own channels.
     pub(super) issuer: Box<str>,
     /// The listening connection, while it is open.
@@ -60,14 +60,10 @@ pub(super) struct Hearing {
 impl RedisBackend {
     pub(super) fn new(scripts: Scripts) -> Self {
         Self {
-            scripts: Arc::new(scripts),
+            scripts,
             issuer: LeaseId::random().expose().into(),
             hearing: Mutex::default(),
         }
-    }
-
-    pub(super) fn scripts(&self) -> &Scripts {
-        &self.scripts
     }
 }
 
