@@ -1,4 +1,8 @@
 //! Calls of the SQL functions, and conversion of their results.
+//!
+//! The checks in `crates/verification/interleavings` replace this module with a model, and run the
+//! [`store`](super::store) and the [`listener`](super::listener) as they are. Therefore the modules
+//! stay separate.
 
 use std::{
     sync::Arc,

@@ -1,4 +1,8 @@
 //! Lua scripts and their keys.
+//!
+//! The checks in `crates/verification/interleavings` replace this module with a model, and run the
+//! [`store`](super::store) and the [`listener`](super::listener) as they are. Therefore the modules
+//! stay separate.
 
 use std::time::{Duration, SystemTime};
 
