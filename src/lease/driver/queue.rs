@@ -77,8 +77,13 @@ struct Waiter {
 
 const RETRY: u8 = 1;
 const DISPLACED: u8 = 2;
+/// The lease id was released in this process. A request without a caller ends, and releases a lease
+/// that it was already granted.
 const DISMISSED: u8 = 4;
 const REJOIN: u8 = 8;
+/// The lease id was released, perhaps through another process, or the store's queue no longer has
+/// the request. A request without a caller stops waiting, but keeps a lease that it was already
+/// granted.
 const CALLED_OFF: u8 = 16;
 
 impl Waiter {
@@ -91,12 +96,14 @@ impl Waiter {
 /// Reason why a request stops waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// The store has notified this request, or all requests.
+    /// The store has notified this request, or all requests. If the retry fails, so does the
+    /// request.
     Called,
     /// A late step of a displaced request may have taken the position in the store, so this request
     /// must join the queue again.
     Rejoin,
-    /// The resource is no longer blocked, the request must poll, or its wait has timed out.
+    /// The resource is no longer blocked, the request must poll, or its wait has timed out. If the
+    /// store is unavailable for the retry, the request keeps waiting until its timeout.
     Over,
     /// Another request under the same lease id has taken the position of this request.
     Displaced,
@@ -233,7 +240,7 @@ impl Turns {
     }
 
     /// Records how long a resource stays blocked, unless the lease is released or renewed. After
-    /// that time, one request of this process retries.
+    /// that time, one request of this process retries. This time replaces an earlier one.
     pub fn blocked(&self, resource: &Resource, left: Duration) {
         if let Some(queue) = self.queues().by_resource.get_mut(resource) {
             queue.retry_in(left);
@@ -366,9 +373,9 @@ impl Position {
         false
     }
 
-    /// Records how long the resource stays blocked, unless an earlier time is set that has not
-    /// passed. That time may come from a newer notification, and a retry that is too early does no
-    /// harm.
+    /// Records how long the resource stays blocked according to a reply. Unlike
+    /// [`Turns::blocked`], keeps an earlier time that has not passed. That time may come from a
+    /// newer notification, and a retry that is too early does no harm.
     pub(super) fn blocked(&self, left: Duration) {
         let mut queues = self.turns.queues();
         if let Some(queue) = queues.by_resource.get_mut(&self.resource) {
