@@ -36,7 +36,7 @@ use crate::{
 /// Time for which the position of a client that may retry is kept.
 const PLACE_KEPT: Duration = Duration::from_secs(3);
 /// Maximum time for which a conflicting step is repeated after the end of the wait.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+const AFTER_WAIT_BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Shortest pause between two attempts. Each further pause is twice as long as the previous one, up
 /// to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
@@ -129,7 +129,7 @@ impl<B: Backend> Pending<B> {
 
     /// Retries until a lease is granted or the wait is over.
     async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
-        let busy_until = deadline + BUSY_TIMEOUT;
+        let busy_until = deadline + AFTER_WAIT_BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
         let mut is_poll = false;
         let turns = self.driver.turns.clone();
