@@ -194,6 +194,7 @@ pub mod server {}
 #[doc = include_str!("spec.md")]
 pub mod spec {}
 mod stale;
+mod time;
 mod token;
 pub mod token_keys;
 #[cfg(feature = "_fence")]

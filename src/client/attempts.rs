@@ -6,7 +6,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{holder::Holder, http_error::HttpError, renewal::pauses};
 use crate::{
-    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Renew, time::after},
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Renew},
+    time::after,
     token::Resource,
 };
 

@@ -16,8 +16,9 @@ use super::{
 };
 use crate::{
     header::FencingToken,
-    lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew, time::after},
+    lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew},
     stale::StaleToken,
+    time::after,
     token::{Resource, Token},
 };
 

@@ -10,7 +10,8 @@ use tokio::time::{Instant, interval, timeout};
 use super::{guard::LeaseGuard, held_lease::Bounds, loss::Loss};
 use crate::{
     header::FENCING_TOKEN,
-    lease::{Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, time::after},
+    lease::{Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard},
+    time::after,
     token::{InvalidResource, Resource},
 };
 

@@ -13,7 +13,10 @@ use http::Method;
 use serde_json::Value;
 
 use super::{Issuer, LOCK_DELAY_LIMIT};
-use crate::lease::{LeaseAdmin, Leases, time::whole_ms};
+use crate::{
+    lease::{LeaseAdmin, Leases},
+    time::whole_ms,
+};
 
 const DOCUMENT: &str = include_str!("openapi.json");
 /// Path at which a router serves its document.

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::{
     Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, ReleaseGuard, Renew,
-    backend::Expiring, time::after,
+    backend::Expiring,
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
@@ -35,6 +35,7 @@ use crate::{
     header::FencingToken,
     metrics,
     sampler::Sampler,
+    time::after,
     token::{Resource, Token},
 };
 

@@ -11,7 +11,7 @@ use std::{
 use derive_where::derive_where;
 use tokio::time::Instant;
 
-use super::time::after;
+use crate::time::after;
 
 /// Map whose entries expire, for a [`Backend`](super::Backend) that keeps lease data in memory.
 ///

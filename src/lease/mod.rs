@@ -70,7 +70,6 @@ mod request;
 mod signed;
 mod single_flight;
 mod store;
-pub(crate) mod time;
 
 #[cfg(feature = "memory")]
 pub use self::memory::{MemoryBackend, MemoryLeases};

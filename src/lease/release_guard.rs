@@ -7,8 +7,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Lease, LeaseError, LeaseId, Leases, time::after};
-use crate::token::Resource;
+use super::{Lease, LeaseError, LeaseId, Leases};
+use crate::{time::after, token::Resource};
 
 /// Pause after the first attempt to release a lease. It doubles after each further attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

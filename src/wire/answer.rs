@@ -5,10 +5,8 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "client")]
 use crate::{header::FencingToken, lease::LeaseId};
 use crate::{
-    lease::{
-        Held, Lease, Owner, Page,
-        time::{of_ms, whole_ms},
-    },
+    lease::{Held, Lease, Owner, Page},
+    time::{of_ms, whole_ms},
     token::{Resource, Token},
 };
 

@@ -9,13 +9,13 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::{lease::LeaseError, problem::ProblemType};
+#[cfg(feature = "issuer")]
+use crate::{problem::Problem, time::whole_ms};
 #[cfg(feature = "client")]
 use crate::{
-    lease::time::of_ms,
+    time::of_ms,
     token::{Resource, Token},
 };
-#[cfg(feature = "issuer")]
-use crate::{lease::time::whole_ms, problem::Problem};
 
 /// Returns the problem type of the response to an error of the store.
 #[cfg(feature = "issuer")]

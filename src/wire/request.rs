@@ -5,10 +5,8 @@ use serde::{Serialize, Serializer};
 #[cfg(feature = "issuer")]
 use super::members::{InvalidMember, Members};
 use crate::{
-    lease::{
-        Acquire, LeaseId, Owner, Renew,
-        time::{at_least_1_ms, whole_ms},
-    },
+    lease::{Acquire, LeaseId, Owner, Renew},
+    time::{at_least_1_ms, whole_ms},
     token::Token,
 };
 

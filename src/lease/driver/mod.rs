@@ -18,12 +18,12 @@ use super::{
     Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew,
     backend::{Counters, End, Renewal, Reply, Step},
     counters::KnownCounters,
-    time::{after, at_least_1_ms, of_ms},
 };
 use crate::{
     announce::{Announce, LeaseDigest},
     epochs::{Epochs, partition_of},
     events, metrics,
+    time::{after, at_least_1_ms, of_ms},
     token::{Resource, Token},
 };
 

@@ -28,8 +28,8 @@ use crate::{
         Acquire, Backend, Lease, LeaseError, LeaseId, Owner,
         backend::{Ask, End, Reply, Step, Waits},
         release_guard::Background,
-        time::{after, at_least_1_ms, of_ms, whole_ms},
     },
+    time::{after, at_least_1_ms, of_ms, whole_ms},
     token::Resource,
 };
 

@@ -16,8 +16,8 @@ use crate::{
     lease::{
         Held, Owner,
         backend::{Ask, BlankCounter, End, Granted, Renewal, Reply, Waits},
-        time::after,
     },
+    time::after,
     token::{Resource, Token},
 };
 

@@ -21,8 +21,8 @@ use crate::{
     lease::{
         Held, LeaseError, Owner, Page,
         backend::{Ask, End, Granted, Renewal, Reply, Waits},
-        time::whole_ms,
     },
+    time::whole_ms,
     token::{Resource, Token},
 };
 

@@ -9,8 +9,8 @@ use crate::{
     lease::{
         LeaseError,
         backend::{BlankCounter, Granted, Reply},
-        time::of_ms,
     },
+    time::of_ms,
     token::Token,
 };
 

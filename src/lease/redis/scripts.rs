@@ -19,8 +19,8 @@ use crate::{
         Held, LeaseError, Owner,
         backend::{Ask, BlankCounter, End, Renewal, Reply, Seen, Waits},
         single_flight::OnceFlight,
-        time::{of_ms, whole_ms},
     },
+    time::{of_ms, whole_ms},
     token::{Resource, Token},
 };
 

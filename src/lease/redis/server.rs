@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{connection::Connection, script::Call, source::Source};
-use crate::lease::{LeaseError, time::after};
+use crate::{lease::LeaseError, time::after};
 
 pub(super) struct Server {
     pub(super) source: Source,

@@ -97,5 +97,6 @@ pub mod sampler {
     }
 }
 pub mod stale;
+pub mod time;
 pub mod token;
 pub mod token_keys;

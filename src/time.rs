@@ -1,4 +1,5 @@
-//! Durations as stores and the wire protocol represent them: in whole milliseconds, rounded up.
+//! Durations as stores and the wire protocol represent them, in whole milliseconds, rounded up, and
+//! the times at which timeouts pass.
 
 #![allow(dead_code, reason = "the features decide which of these are used")]
 
