@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Maximum of all durations.
+/// Maximum of all durations in milliseconds.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Converts a duration to whole milliseconds, rounded up, at most a century. Zero stays zero.
@@ -27,10 +27,11 @@ pub(crate) fn of_ms(ms: u64) -> Duration {
     Duration::from_millis(ms).min(CENTURY)
 }
 
-/// Returns the time that is `time` from now, but at most a century from now.
+/// Returns the time that is `time` from now, but at most 30 years from now, because the clocks of
+/// some platforms cannot represent a century.
 pub(crate) fn after(time: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(time.min(CENTURY)).unwrap_or(now)
+    const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    Instant::now() + time.min(FAR)
 }
 
 #[cfg(test)]

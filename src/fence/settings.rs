@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::claims::Claims;
 
 /// Additional time for a statement that may change many rows.
@@ -94,12 +92,6 @@ impl Default for Limits {
             transaction_pooling: false,
         }
     }
-}
-
-/// Returns the time at which a timeout that starts now passes, at most 30 years from now.
-pub(super) fn deadline(within: Duration) -> Instant {
-    const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
-    Instant::now() + within.min(FAR)
 }
 
 /// Returns a duration in whole milliseconds, the unit of the settings of the databases. The result

@@ -14,11 +14,12 @@ use crate::{
         error::{AdmitError, StaleToken},
         fault::Failure,
         local::{Permit, QueueKey},
-        settings::{Limits, deadline},
+        settings::Limits,
         sql::{Admission, Admit, FenceDatabase, On},
         tx::Transaction,
     },
     metrics,
+    time::after,
     token::{Resource, Token},
 };
 
@@ -262,7 +263,7 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Waits for the other writes of this process to the same resources, without a connection.
     pub(super) async fn wait_in_queues(&self, claims: &Claims) -> Result<Vec<Permit>, AdmitError> {
-        let until = deadline(self.limits.lock_timeout);
+        let until = after(self.limits.lock_timeout);
         Ok(self.wait_in_queues_until(claims, until).await?)
     }
 

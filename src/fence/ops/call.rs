@@ -11,14 +11,10 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     calls::{Argument, CallError, CallFuture, Calls, FunctionCall, Statements},
     fence::{
-        Fence,
-        error::AdmitError,
-        fault::Failure,
-        local::QueueKey,
-        settings::{deadline, millis},
-        sql::On,
+        Fence, error::AdmitError, fault::Failure, local::QueueKey, settings::millis, sql::On,
         tx::StandaloneStatement,
     },
+    time::after,
 };
 
 impl Calls for Fence<Postgres> {
@@ -35,7 +31,7 @@ impl Calls for Fence<Postgres> {
             let Some(resource) = call.resource.filter(|_| lock_timeout > MOMENT) else {
                 return Ok(self.call_within(&call, lock_timeout).await?);
             };
-            let until = deadline(lock_timeout);
+            let until = after(lock_timeout);
             match self.call_within(&call, MOMENT).await {
                 Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
                 outcome => return Ok(outcome?),

@@ -19,10 +19,10 @@ use crate::{
         error::AdmitError,
         fault::Failure,
         local::QueueKey,
-        settings::deadline,
         sql::{FenceDatabase, On},
     },
     metrics,
+    time::after,
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -101,7 +101,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             if !self.known_names().await?.is_distributed() {
                 return self.catch_up_each(claims).await;
             }
-            let until = deadline(self.limits.lock_timeout);
+            let until = after(self.limits.lock_timeout);
             let turn = self.queues.wait(QueueKey::CatchUp, until).await;
             let turn = turn.ok_or_else(Failure::in_use)?;
             let (fence, claims) = (self.clone(), claims.clone());

@@ -14,15 +14,20 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::transact::{Halt, Plan};
-use crate::fence::{
-    Fence, FencedTx, TokenUse,
-    claims::Claims,
-    error::{AdmitError, CommitError},
-    fault::Fault,
-    local::QueueKey,
-    settings::{Limits, deadline},
-    sql::{Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse},
-    tx::Transaction,
+use crate::{
+    fence::{
+        Fence, FencedTx, TokenUse,
+        claims::Claims,
+        error::{AdmitError, CommitError},
+        fault::Fault,
+        local::QueueKey,
+        settings::Limits,
+        sql::{
+            Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse,
+        },
+        tx::Transaction,
+    },
+    time::after,
 };
 
 /// Request with an idempotency key.
@@ -98,7 +103,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         // and then for the resources. To avoid deadlocks, all requests wait in this order, here and
         // in the database.
         let key = QueueKey::Key(id.scope, id.key.clone());
-        let permit = self.queues.wait(key, deadline(wait)).await;
+        let permit = self.queues.wait(key, after(wait)).await;
         let permit = permit.ok_or(OnceError::InFlight)?;
         // If the queue of a resource is occupied, look for the record first, because a replay does
         // not have to wait in the queue. On SQLite, the lookup would wait for the same lock as the

@@ -24,10 +24,11 @@ use crate::{
         claims::Claims,
         error::AdmitError,
         fault::{Failure, Fault},
-        settings::{Limits, deadline},
+        settings::Limits,
         sql::{Begin, FenceDatabase, On},
         tx::Transaction,
     },
+    time::after,
 };
 
 /// Requirements of the statements for their transaction.
@@ -212,7 +213,7 @@ impl Tries {
         Self {
             limits,
             began: Instant::now(),
-            until: deadline(limits.lock_timeout),
+            until: after(limits.lock_timeout),
             pause: FIRST_PAUSE,
             catch_ups: 0,
         }

@@ -25,10 +25,9 @@ use tokio::{
 };
 
 use super::{CheckedOut, Origin, direct::Direct};
-use crate::fence::{
-    fault::Failure,
-    settings::{Limits, deadline},
-    sql::Transactions,
+use crate::{
+    fence::{fault::Failure, settings::Limits, sql::Transactions},
+    time::after,
 };
 
 /// Interval at which a connection returns to the pool for other tasks that may be waiting for one.
@@ -83,7 +82,7 @@ impl<DB: Transactions> Reuse<DB> {
     pub(super) async fn take(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         let direct = &self.0.direct;
         let patience = direct.pool.options().get_acquire_timeout();
-        let until = deadline(limits.pool_timeout.min(patience));
+        let until = after(limits.pool_timeout.min(patience));
         loop {
             let turn = {
                 let mut state = self.0.lock();
