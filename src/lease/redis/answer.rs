@@ -53,11 +53,11 @@ fn granted(token: &str, counted: &str, ttl: Duration) -> Result<Reply, LeaseErro
     ))
 }
 
-pub(super) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
+fn parse_token(digits: &str) -> Result<Token, LeaseError> {
     Token::new(parse_number(digits)?).map_err(|_| unexpected())
 }
 
-pub(super) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
+fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
 }
 

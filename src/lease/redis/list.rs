@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Approximate number of keys that one SCAN call visits.
-pub(super) const SCAN_SIZE: usize = 1_000;
+const SCAN_SIZE: usize = 1_000;
 
 impl Scripts {
     /// Lists held leases; see [`LeaseAdmin::list`](crate::lease::LeaseAdmin::list).
@@ -109,7 +109,7 @@ impl Scripts {
 struct ShardsChanged;
 
 /// Returns the pattern of lease keys. Special characters in the prefix are escaped.
-pub(super) fn key_pattern(begin: &str) -> String {
+fn key_pattern(begin: &str) -> String {
     let mut pattern = String::new();
     for c in begin.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\') {
