@@ -211,7 +211,7 @@ pub use self::live_tokens::LiveTokens;
 pub use self::pattern::{FillError, InvalidPattern, ResourcePattern};
 pub use self::stale::StaleToken;
 pub use self::token::{InvalidResource, InvalidToken, InvalidZxid, Resource, Token};
-pub use self::token_keys::{SignedToken, TokenKey, TokenKeys};
+pub use self::token_keys::{TokenKey, TokenKeys};
 
 #[cfg(feature = "postgres")]
 pub use self::fence::PgFencedTx;

@@ -55,7 +55,7 @@ impl<L> Signed<L> {
     }
 
     fn sign(&self, mut lease: Lease) -> Lease {
-        lease.signed = Some(self.keys.sign(&lease.resource, lease.token).into());
+        lease.signed = Some(self.keys.sign(&lease.resource, lease.token));
         lease
     }
 }

@@ -11,6 +11,7 @@ use super::{
     key::{MAC_BYTES, TokenKey},
 };
 use crate::{
+    header::FencingToken,
     key_id::KeyId,
     token::{Resource, Token},
 };
@@ -93,29 +94,73 @@ impl TokenKeys {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the MAC of a token, and the id of the key that computed it.
-    pub(super) fn mac(&self, resource: &Resource, token: Token) -> (KeyId, [u8; MAC_BYTES]) {
+    /// Signs a token that was granted for this resource.
+    ///
+    /// Only issuers should call this method. A client that can cause the signing of an arbitrary
+    /// token can forge tokens.
+    #[must_use]
+    pub fn sign(&self, resource: &Resource, token: Token) -> FencingToken {
         let keys = self.current();
         // `new` refuses an empty set.
         let key = &keys[0];
-        (key.id().clone(), key.sign(&self.audience, resource, token))
+        let mac = key.sign(&self.audience, resource, token);
+        FencingToken::new(token)
+            .with_resource(resource.clone())
+            .with_key(key.id().clone())
+            .with_mac(mac.to_vec())
     }
 
-    /// Verifies a MAC. The verification takes the same time for known and unknown keys.
-    pub(super) fn verify(
-        &self,
-        id: &KeyId,
-        resource: &Resource,
-        token: Token,
-        mac: &[u8; MAC_BYTES],
-    ) -> Result<(), Forged> {
+    /// Verifies that the issuer granted this token, and returns the resource for which it was
+    /// granted.
+    ///
+    /// Verification does not check whether the token is stale, because that is the task of the
+    /// fence. The time that verification takes does not depend on the MAC or on the outcome.
+    ///
+    /// # Errors
+    ///
+    /// - [`Forged::Unsigned`] if the token has neither a key id nor a MAC.
+    /// - [`Forged::Incomplete`] if the resource, the key id or the MAC is missing, or if the MAC
+    ///   does not have 16 bytes.
+    /// - [`Forged::UnknownKey`] if this set does not contain the key.
+    /// - [`Forged::WrongMac`] if the key did not sign this token for this resource and audience.
+    ///
+    /// # Example
+    ///
+    /// A consumer of a queue, without HTTP:
+    ///
+    /// ```
+    /// use tower_fence::{Fence, TokenKeys, TokenUse, header::FencingToken};
+    ///
+    /// async fn consume(
+    ///     fence: Fence<sqlx::Postgres>,
+    ///     keys: TokenKeys,
+    ///     field: &str,
+    /// ) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let signed: FencingToken = field.parse()?;
+    ///     let resource = keys.verify(&signed)?;
+    ///     let mut tx = fence.begin(resource, signed.token, TokenUse::SingleUse).await?;
+    ///     sqlx::query("UPDATE inventory SET stock = stock - 1").execute(&mut *tx).await?;
+    ///     tx.commit().await?;
+    ///     Ok(())
+    /// }
+    /// # let _ = consume;
+    /// ```
+    pub fn verify<'t>(&self, token: &'t FencingToken) -> Result<&'t Resource, Forged> {
+        if token.key.is_none() && token.mac.is_none() {
+            return Err(Forged::Unsigned);
+        }
+        let mac = token.mac.as_deref().map(<&[u8; MAC_BYTES]>::try_from);
+        let (Some(resource), Some(id), Some(Ok(mac))) = (&token.resource, &token.key, mac) else {
+            return Err(Forged::Incomplete);
+        };
         let keys = self.current();
         let known = keys.iter().find(|key| key.id() == id);
+        // An unknown key takes the same time as a known one.
         let key = known.unwrap_or(&keys[0]);
-        let verified = hint::black_box(key.verifies(&self.audience, resource, token, mac));
+        let verified = hint::black_box(key.verifies(&self.audience, resource, token.token, mac));
         match known {
             None => Err(Forged::UnknownKey(id.clone())),
-            Some(_) if verified => Ok(()),
+            Some(_) if verified => Ok(resource),
             Some(_) => Err(Forged::WrongMac(id.clone())),
         }
     }
@@ -153,18 +198,18 @@ mod tests {
         let (sku, token) = (Resource::new("sku-1").unwrap(), Token::MIN);
         let keys = TokenKeys::new([old.clone()]).unwrap().audience("shop");
         let clone = keys.clone();
-        let (id, mac) = clone.mac(&sku, token);
-        assert_eq!(id.as_str(), "k1");
+        let first = clone.sign(&sku, token);
+        assert_eq!(first.key, Some(KeyId::new("k1").unwrap()));
         keys.replace(&TokenKeys::new([new.clone(), old]).unwrap());
-        assert_eq!(clone.verify(&id, &sku, token, &mac), Ok(()));
-        let (later, mac_later) = clone.mac(&sku, token);
-        assert_eq!(later.as_str(), "k2");
+        assert_eq!(clone.verify(&first), Ok(&sku));
+        let later = clone.sign(&sku, token);
+        assert_eq!(later.key, Some(KeyId::new("k2").unwrap()));
         keys.replace(&TokenKeys::new([new]).unwrap());
-        assert_eq!(clone.verify(&later, &sku, token, &mac_later), Ok(()));
-        let gone = clone.verify(&id, &sku, token, &mac);
-        assert_eq!(gone, Err(Forged::UnknownKey(id)));
+        assert_eq!(clone.verify(&later), Ok(&sku));
+        let gone = clone.verify(&first);
+        assert_eq!(gone, Err(Forged::UnknownKey(first.key.clone().unwrap())));
         let elsewhere = keys.clone().audience("warehouse");
-        let refused = elsewhere.verify(&later, &sku, token, &mac_later);
-        assert_eq!(refused, Err(Forged::WrongMac(later.clone())));
+        let refused = elsewhere.verify(&later);
+        assert_eq!(refused, Err(Forged::WrongMac(later.key.clone().unwrap())));
     }
 }

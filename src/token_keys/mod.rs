@@ -21,12 +21,12 @@
 //! | the issuer | [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) |
 //! | a store in the process of its holder | [`Signed`](crate::lease::Signed) |
 //! | the layer | [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) |
-//! | code without HTTP | [`SignedToken::verify`](crate::SignedToken::verify), [`TokenKeys::sign`] |
+//! | code without HTTP | [`TokenKeys::verify`], [`TokenKeys::sign`] |
 //!
 //! # Example
 //!
 //! ```
-//! use tower_fence::{Resource, SignedToken, Token, TokenKey, TokenKeys};
+//! use tower_fence::{Resource, Token, TokenKeys, header::FencingToken};
 //!
 //! // In production, read the keys from a file; `openssl rand -hex 32` generates a secret.
 //! let keys: TokenKeys =
@@ -35,10 +35,10 @@
 //! let field = signed.to_string();
 //! assert_eq!(field, r#"42;resource="sku-1";key="k1";mac=:qxH5kBkyfBE/DwHwkHnF4A==:"#);
 //!
-//! let read: SignedToken = field.parse()?;
-//! read.verify(&keys)?;
-//! let higher: SignedToken = field.replace("42", "43").parse()?;
-//! assert!(higher.verify(&keys).is_err());
+//! let read: FencingToken = field.parse()?;
+//! assert_eq!(keys.verify(&read)?.as_str(), "sku-1");
+//! let higher: FencingToken = field.replace("42", "43").parse()?;
+//! assert!(keys.verify(&higher).is_err());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -63,13 +63,11 @@
 mod error;
 mod key;
 mod keys;
-mod signed;
 mod text;
 
 pub use self::{
     error::{Forged, InvalidTokenKeys, TokenKeysError},
     key::TokenKey,
     keys::TokenKeys,
-    signed::{InvalidSignedToken, SignedToken},
 };
 pub use crate::key_id::{InvalidKeyId, KeyId};

@@ -120,7 +120,7 @@ mod tests {
         let key = TokenKey::new(&ids[0], bytes(SECRET).unwrap().as_slice()).unwrap();
         let alone = TokenKeys::new([key]).unwrap();
         let sku = Resource::new("sku-1").unwrap();
-        assert_eq!(keys.mac(&sku, Token::MAX), alone.mac(&sku, Token::MAX));
+        assert_eq!(keys.sign(&sku, Token::MAX), alone.sign(&sku, Token::MAX));
     }
 
     #[test]

@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(read(&resource, lease.id.clone()), Some(lease.clone()));
         let keys = TokenKeys::new([TokenKey::random("k1").unwrap()]).unwrap();
         let signed = Lease {
-            signed: Some(keys.sign(&resource, lease.token).into()),
+            signed: Some(keys.sign(&resource, lease.token)),
             ..lease.clone()
         };
         let body: LeaseBody = resend(LeaseBody::from(&signed));

@@ -16,7 +16,8 @@ use serde_json::json;
 use sqlx::Postgres;
 use tokio::{task::JoinSet, time::sleep};
 use tower_fence::{
-    FenceLayer, PathParam, SignedToken, TokenKey, TokenKeys, issuer::Issuer, lease::PostgresLeases,
+    FenceLayer, PathParam, TokenKey, TokenKeys, header::FencingToken, issuer::Issuer,
+    lease::PostgresLeases,
 };
 
 use crate::support::{
@@ -115,8 +116,8 @@ impl Load {
                     // Each client writes a second time, with a new token from either issuer.
                     let mut field = lease["fencing_token"].as_str().unwrap().to_owned();
                     for again in [true, false] {
-                        let signed: SignedToken = field.parse().unwrap();
-                        used.lock().unwrap().insert(signed.key().to_string());
+                        let signed: FencingToken = field.parse().unwrap();
+                        used.lock().unwrap().insert(signed.key.unwrap().to_string());
                         sleep(Duration::from_millis(rand::random_range(0..8))).await;
                         let write = || client.post(pick(&fences)).header("Fencing-Token", &field);
                         let answer = answered(write).await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use sqlx::Postgres;
-use tower_fence::{Resource, SignedToken, TokenKeys};
+use tower_fence::{Resource, TokenKeys, header::FencingToken};
 
 use super::program::{Served, ended, file, name, path, program, run, under};
 use crate::support::{
@@ -226,9 +226,9 @@ async fn tokens_are_signed_if_a_key_is_set() {
     let key = file(&text);
     let server = Served::start(&db.url, &["--token-key-file", path(&key)]).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
-    let signed: SignedToken = lease["fencing_token"].as_str().unwrap().parse().unwrap();
-    assert_eq!(signed.resource(), &Resource::new("sku-1").unwrap());
-    signed.verify(&text.parse::<TokenKeys>().unwrap()).unwrap();
+    let signed: FencingToken = lease["fencing_token"].as_str().unwrap().parse().unwrap();
+    let keys: TokenKeys = text.parse().unwrap();
+    assert_eq!(keys.verify(&signed), Ok(&Resource::new("sku-1").unwrap()));
     // After SIGHUP, the server signs with another key.
     let next = format!("k2:{}", "1e".repeat(32));
     std::fs::write(key.path(), &next).unwrap();

@@ -4,8 +4,9 @@ use axum::{Router, routing::post};
 use serde_json::json;
 use sqlx::Sqlite;
 use tower_fence::{
-    FenceLayer, PathParam, SignedToken, TokenKey, TokenKeys,
+    FenceLayer, PathParam, Resource, TokenKey, TokenKeys,
     client::{Holder, HttpLeases},
+    header::FencingToken,
     issuer::Issuer,
     lease::{LeaseAdmin, Leases, MemoryLeases, Signed},
 };
@@ -42,35 +43,32 @@ async fn only_the_holder_receives_the_signature() {
     let id = body["lease_id"].as_str().unwrap();
     let field = body["fencing_token"].as_str().unwrap();
     assert_eq!(granted.headers["fencing-token"], field);
-    let signed: SignedToken = field.parse().unwrap();
-    signed.verify(&keys).unwrap();
-    assert_eq!(
-        (signed.resource().as_str(), signed.token().get()),
-        ("café", body["token"].as_i64().unwrap())
-    );
+    let signed: FencingToken = field.parse().unwrap();
+    assert_eq!(keys.verify(&signed), Ok(&Resource::new("café").unwrap()));
+    assert_eq!(signed.token.get(), body["token"].as_i64().unwrap());
 
     // A renewed lease is signed by the current key.
     let later = TokenKey::random("k2").unwrap();
     keys.replace(&TokenKeys::new([later]).unwrap());
     let renewed = server.renew("/locks/caf%C3%A9", id, json!({})).await;
-    let again: SignedToken = renewed.json()["fencing_token"]
+    let again: FencingToken = renewed.json()["fencing_token"]
         .as_str()
         .unwrap()
         .parse()
         .unwrap();
     assert_eq!(
-        (again.token(), again.key().as_str()),
-        (signed.token(), "k2")
+        (again.token, again.key.as_ref().unwrap().as_str()),
+        (signed.token, "k2")
     );
     assert_eq!(renewed.headers["fencing-token"], again.to_string());
-    again.verify(&keys).unwrap();
-    signed.verify(&keys).unwrap_err();
+    keys.verify(&again).unwrap();
+    keys.verify(&signed).unwrap_err();
 
     // Neither an inspection nor a list returns a signature.
     for path in ["/locks/caf%C3%A9", "/locks"] {
         let seen = server.inspect(path).await.to_string();
         assert!(
-            seen.contains(&signed.token().to_string()) && !seen.contains("mac"),
+            seen.contains(&signed.token.to_string()) && !seen.contains("mac"),
             "{seen}"
         );
     }
