@@ -77,8 +77,8 @@ const JOIN_CITUS: &str = "DO $fence$ BEGIN \
 /// the objects of the fence.
 const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0";
 
-/// Table that the last migration creates.
-const LAST_TABLE: &str = "commit_marks";
+/// Table that the last migration creates. No migration has been added since version 0.3.0.
+const LAST_TABLE: &str = LAST_TABLE_OF_0_3;
 
 /// Table that the last migration of version 0.3.0 creates. If it exists, a call to `migrate` is not
 /// the first one, so the call keeps the privileges of named roles.
