@@ -6,7 +6,7 @@
 
 use sqlx::Postgres;
 
-use super::transaction::Settings;
+use super::transaction::{Settings, set_timeouts};
 use crate::fence::sql::{Admission, Admissions, Admit, HighestStale, On, TransactionId};
 
 impl Admissions for Postgres {
@@ -19,17 +19,16 @@ impl Admissions for Postgres {
         // that applies them does not depend on a row, so Postgres evaluates it before the row is
         // locked, and the new `lock_timeout` limits the wait for the row lock. Separate statements
         // for the settings would cost more than the admission.
-        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP, \
+        const ADMIT: &str = concat!(
+            "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_catalog.pg_current_xact_id() \
              WHERE resource = $1 AND max_token < $2 AND history = tower_fence.current_history() \
-             AND (NOT $9 OR updated_at <= CURRENT_TIMESTAMP) \
-             AND (SELECT pg_catalog.set_config('lock_timeout', $4, true) \
-             || pg_catalog.set_config('statement_timeout', $5, true) \
-             || pg_catalog.set_config('idle_in_transaction_session_timeout', $6, true) \
-             || CASE WHEN $7 <> '' THEN pg_catalog.set_config('transaction_timeout', $7, true) ELSE '' END \
-             || CASE WHEN $8 AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
+             AND (NOT $9 OR updated_at <= CURRENT_TIMESTAMP) AND (SELECT ",
+            set_timeouts!("$4", "$5", "$6", "$7"),
+            " || CASE WHEN $8 AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
                  THEN pg_catalog.set_config('synchronous_commit', 'on', true) ELSE '' END) IS NOT NULL \
-             RETURNING admitted_by::text::bigint";
+             RETURNING admitted_by::text::bigint"
+        );
         if names.is_distributed() {
             return match early {
                 // Only the worker knows the time of the last write to the resource, so no early
@@ -99,10 +98,7 @@ async fn admit_on_worker(
     On { conn, names }: On<'_, Postgres>,
     admit: Admit<'_>,
 ) -> sqlx::Result<Admission> {
-    const LIMITS: &str = "SELECT pg_catalog.set_config('lock_timeout', $1, true), \
-         pg_catalog.set_config('statement_timeout', $2, true), \
-         pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
-         CASE WHEN $4 <> '' THEN pg_catalog.set_config('transaction_timeout', $4, true) END";
+    const LIMITS: &str = concat!("SELECT ", set_timeouts!("$1", "$2", "$3", "$4"));
     let settings = Settings::of(admit.limits, conn.server_version_num());
     sqlx::query(LIMITS)
         .bind(settings.lock_ms)

@@ -3,7 +3,10 @@
 
 use sqlx::{Postgres, Row, postgres::PgRow};
 
-use super::{admit::delegate, transaction::Settings};
+use super::{
+    admit::delegate,
+    transaction::{Settings, set_timeouts},
+};
 use crate::fence::{
     settings::millis,
     sql::{
@@ -19,15 +22,12 @@ impl Records for Postgres {
     ) -> sqlx::Result<Claiming> {
         // An argument of the function depends on the result of `set_config`, so Postgres applies
         // the settings before it calls the function.
-        const CLAIM: &str = "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (\
-                 SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
-                     || pg_catalog.set_config('statement_timeout', $11, true) \
-                     || pg_catalog.set_config('idle_in_transaction_session_timeout', $12, true) \
-                     || CASE WHEN $13 <> '' THEN pg_catalog.set_config('transaction_timeout', $13, true) ELSE '' END) \
-                     IS NOT NULL AS made OFFSET 0\
-             ) AS settings, LATERAL tower_fence.admit_once(\
-                 CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9\
-             ) AS a";
+        const CLAIM: &str = concat!(
+            "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (SELECT (",
+            set_timeouts!("$10", "$11", "$12", "$13"),
+            ") IS NOT NULL AS made OFFSET 0) AS settings, LATERAL tower_fence.admit_once(\
+                 CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9) AS a"
+        );
         let admit = claim.admit;
         let settings = Settings::of(admit.limits, conn.server_version_num());
         let key_timeout = admit.limits.key_timeout;

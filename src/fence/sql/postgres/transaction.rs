@@ -186,6 +186,28 @@ impl Settings {
     }
 }
 
+/// Returns an SQL expression that sets the timeouts of the transaction, and that is never NULL. Its
+/// placeholders have the order of the fields of [`Settings`].
+macro_rules! set_timeouts {
+    ($lock:literal, $statement:literal, $idle:literal, $transaction:literal) => {
+        concat!(
+            "pg_catalog.set_config('lock_timeout', ",
+            $lock,
+            ", true) || pg_catalog.set_config('statement_timeout', ",
+            $statement,
+            ", true) || pg_catalog.set_config('idle_in_transaction_session_timeout', ",
+            $idle,
+            ", true) || CASE WHEN ",
+            $transaction,
+            " <> '' THEN pg_catalog.set_config('transaction_timeout', ",
+            $transaction,
+            ", true) ELSE '' END"
+        )
+    };
+}
+
+pub(super) use set_timeouts;
+
 /// Returns the statements that begin a transaction whose first statement is an admission, which
 /// sets the timeouts.
 fn begin_for_admission(transaction_pooling: bool) -> String {
