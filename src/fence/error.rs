@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::fault::{Failure, Fault};
+use crate::problem::ProblemType;
 pub use crate::stale::StaleToken;
 
 /// Error returned when a token was not admitted. Nothing was written.
@@ -35,6 +36,19 @@ pub enum AdmitError {
 }
 
 impl AdmitError {
+    /// Returns the problem type of a response that reports this error.
+    #[must_use]
+    pub const fn problem_type(&self) -> ProblemType {
+        match self {
+            Self::Stale(_) => ProblemType::StaleToken,
+            Self::Busy(_) => ProblemType::FenceBusy,
+            Self::Unavailable(_) => ProblemType::StoreUnavailable,
+            Self::NoResource | Self::NotMigrated(_) | Self::Misconfigured(_) => {
+                ProblemType::Misconfigured
+            }
+        }
+    }
+
     /// Returns whether the database must be set up before a retry can succeed.
     pub(crate) const fn is_misconfigured(&self) -> bool {
         matches!(self, Self::NotMigrated(_) | Self::Misconfigured(_))

@@ -164,14 +164,7 @@ impl Refusal {
             Self::Unanswered => ProblemType::ResponseMissing,
             Self::Unstorable(_) => ProblemType::ResponseNotStored,
             Self::Body(error) => error.problem_type(),
-            Self::Admit(error) => match error {
-                AdmitError::Stale(_) => ProblemType::StaleToken,
-                AdmitError::Busy(_) => ProblemType::FenceBusy,
-                AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
-                AdmitError::NoResource
-                | AdmitError::NotMigrated(_)
-                | AdmitError::Misconfigured(_) => ProblemType::Misconfigured,
-            },
+            Self::Admit(error) => error.problem_type(),
             Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
             Self::Commit(error) => match error {
                 CommitError::Aborted(_) | CommitError::Unfinished | CommitError::Unrecorded => {

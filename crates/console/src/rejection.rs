@@ -86,13 +86,8 @@ impl From<Rejection> for Problem {
             Rejection::TooSlow => Self::new(ProblemType::BodyTimeout),
             Rejection::Lease(error) => Self::from(&issuer::Rejection::Lease(error)),
             Rejection::Fence(error) => {
-                let (kind, passes) = match &error {
-                    AdmitError::Busy(_) => (ProblemType::FenceBusy, true),
-                    AdmitError::Unavailable(_) => (ProblemType::StoreUnavailable, true),
-                    _ => (ProblemType::Misconfigured, false),
-                };
-                let problem = Self::new(kind).detail(error.to_string());
-                if passes {
+                let problem = Self::new(error.problem_type()).detail(error.to_string());
+                if problem.status_code() == StatusCode::SERVICE_UNAVAILABLE {
                     problem.retry_after(std::time::Duration::from_secs(1))
                 } else {
                     problem
