@@ -184,16 +184,12 @@ impl Refusal {
     fn log(&self) {
         let problem = self.problem_type().name();
         if let Some(stale) = self.stale() {
-            if stale.used {
-                report::used(stale);
-            } else {
-                report::stale(stale);
-            }
+            report::stale(stale);
         } else if matches!(self, Self::Forged(_)) {
             // `Verification` has already logged the forged token, at most once per second for each
             // reason.
         } else if matches!(self, Self::PrincipalRequired) {
-            report::no_principal(problem);
+            report::no_principal();
         } else if self.problem_type() == ProblemType::FenceBusy {
             tracing::warn!(problem, error = %Chain(self), "refused a write");
         } else if self.problem_type().status().is_server_error() {

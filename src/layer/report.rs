@@ -29,30 +29,21 @@ static ACCEPTED: Sampler = Sampler::new();
 static NO_PRINCIPAL: Sampler = Sampler::new();
 static REFUSED: Sampler = Sampler::new();
 
-/// Logs the refusal of a stale token.
+/// Logs the refusal of a stale token. If the token was used, either the holder has written twice
+/// under one token, or a request was repeated. Used tokens have their own sampler.
 pub(super) fn stale(stale: &StaleToken) {
-    if let Some(suppressed) = STALE.next() {
+    let (sampler, refused) = match stale.used {
+        true => (&USED, "refused a token that was used already"),
+        false => (&STALE, "refused a stale writer"),
+    };
+    if let Some(suppressed) = sampler.next() {
         tracing::warn!(
             problem = ProblemType::StaleToken.name(),
             resource = stale.resource.as_str(),
             presented_token = stale.presented_token.get(),
             max_token = stale.max_token,
             suppressed,
-            "refused a stale writer"
-        );
-    }
-}
-
-/// Logs the refusal of a used token. Either the holder has written twice under one token, or a
-/// request was repeated.
-pub(super) fn used(stale: &StaleToken) {
-    if let Some(suppressed) = USED.next() {
-        tracing::warn!(
-            problem = ProblemType::StaleToken.name(),
-            resource = stale.resource.as_str(),
-            presented_token = stale.presented_token.get(),
-            suppressed,
-            "refused a token that was used already"
+            "{refused}"
         );
     }
 }
@@ -92,10 +83,10 @@ pub(super) fn unsigned(token: &FencingToken) {
 }
 
 /// Logs a write under an idempotency key whose principal is unknown.
-pub(super) fn no_principal(problem: &str) {
+pub(super) fn no_principal() {
     if let Some(suppressed) = NO_PRINCIPAL.next() {
         tracing::error!(
-            problem,
+            problem = ProblemType::IdempotencyPrincipalRequired.name(),
             suppressed,
             "a request with an idempotency key has cookies and no `Authorization`: name its principal with \
              `Idempotency::principal`"
