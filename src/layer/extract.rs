@@ -65,18 +65,10 @@ impl<S: Sync> FromRequestParts<S> for Admitted {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let admitted = parts.extensions.get::<Self>().cloned();
-        let deferred = parts
-            .extensions
-            .get()
-            .is_some_and(|by: &FencedBy| by.deferred);
-        admitted.ok_or_else(|| {
-            if parts.extensions.get::<PlainRead>().is_some() {
-                NoTransaction::PlainRead
-            } else if deferred {
-                NoTransaction::Deferred
-            } else {
-                NoTransaction::no_layer(parts)
-            }
+        admitted.ok_or_else(|| match parts.extensions.get() {
+            Some(Passed::PlainRead) => NoTransaction::PlainRead,
+            Some(Passed::Fenced { deferred: true, .. }) => NoTransaction::Deferred,
+            _ => NoTransaction::no_layer(parts),
         })
     }
 }
@@ -89,17 +81,19 @@ impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
     }
 }
 
-/// Marks a safe request that passed the layer without a token.
+/// Request extension that states how the layer has passed the request on. A layer that reads
+/// another header field does not replace [`Self::Fenced`] with [`Self::PlainRead`].
 #[derive(Clone, Copy)]
-pub(super) struct PlainRead;
-
-/// Marks a request that has passed a fence.
-#[derive(Clone, Copy)]
-pub(super) struct FencedBy {
-    /// The database of the fence.
-    pub(super) database: &'static str,
-    /// Whether the layer is deferred.
-    pub(super) deferred: bool,
+pub(super) enum Passed {
+    /// Without a transaction, because the method is safe and needs no token.
+    PlainRead,
+    /// Through the fence.
+    Fenced {
+        /// The database of the fence.
+        database: &'static str,
+        /// Whether the layer is deferred.
+        deferred: bool,
+    },
 }
 
 /// Error returned when an extractor cannot provide the request's transaction or its claims.
@@ -150,17 +144,13 @@ pub enum NoTransaction {
 impl NoTransaction {
     /// Returns the reason why no layer of this database has prepared the request.
     pub(super) fn without_layer<DB: FenceDatabase>(parts: &Parts) -> Self {
-        let fenced_by = parts.extensions.get().map(|by: &FencedBy| by.database);
-        if let Some(fenced_by) = fenced_by.filter(|database| *database != DB::NAME) {
-            let asked_for = DB::NAME;
-            Self::OtherDatabase {
-                fenced_by,
-                asked_for,
-            }
-        } else if parts.method.is_safe() {
-            Self::SafeMethod
-        } else {
-            Self::no_layer(parts)
+        match parts.extensions.get() {
+            Some(&Passed::Fenced { database, .. }) if database != DB::NAME => Self::OtherDatabase {
+                fenced_by: database,
+                asked_for: DB::NAME,
+            },
+            _ if parts.method.is_safe() => Self::SafeMethod,
+            _ => Self::no_layer(parts),
         }
     }
 

@@ -8,7 +8,7 @@ use http::request::Parts;
 use sqlx::{Execute, FromRow};
 
 use super::{
-    extract::{FencedBy, NoTransaction},
+    extract::{NoTransaction, Passed},
     on_begin::OnBegin,
     refusal::{Refusal, of_statement},
     report,
@@ -254,7 +254,7 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for PendingWrite<DB> {
         }
         Err(if parts.extensions.get::<Slot<DB>>().is_some() {
             match parts.extensions.get() {
-                Some(FencedBy { deferred: true, .. }) => NoTransaction::InUse,
+                Some(Passed::Fenced { deferred: true, .. }) => NoTransaction::InUse,
                 _ => NoTransaction::NotDeferred,
             }
         } else {

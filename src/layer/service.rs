@@ -29,7 +29,7 @@ use tracing::{Instrument, Span, field::Empty};
 
 use super::{
     FenceLayer,
-    extract::{FencedBy, PlainRead},
+    extract::Passed,
     idempotency::Idempotency,
     on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
@@ -159,7 +159,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         // Requests with these methods, such as CORS preflights, neither read nor write the
         // resource.
         if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
-            parts.extensions.insert(PlainRead);
+            parts.extensions.get_or_insert(Passed::PlainRead);
             return unfenced(inner, Request::from_parts(parts, body)).await;
         }
         let claims = match self.identify(&mut parts).await {
@@ -171,7 +171,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 claims
             }
             Ok(None) => {
-                parts.extensions.insert(PlainRead);
+                parts.extensions.get_or_insert(Passed::PlainRead);
                 let mut response = unfenced(inner, Request::from_parts(parts, body)).await?;
                 // A cache must not answer a fenced read with this response.
                 response
@@ -236,7 +236,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if let Some(verification) = &self.verification {
             verification.verify(&tokens)?;
         }
-        if parts.extensions.get::<FencedBy>().is_some() {
+        if let Some(Passed::Fenced { .. }) = parts.extensions.get() {
             return Err(Refusal::TwoLayers);
         }
         let found = self.resource_from.resources_from(parts);
@@ -388,7 +388,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if !slot.is_pending() {
             parts.extensions.insert(slot.admitted());
         }
-        parts.extensions.insert(FencedBy {
+        parts.extensions.insert(Passed::Fenced {
             database: DB::NAME,
             deferred,
         });
