@@ -94,7 +94,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         if !self.slot.start_begin() {
             return Err(CommitError::Escaped.into());
         }
-        let tx = self.open().await.inspect_err(|error| self.refused(error))?;
+        let tx = self.open().await?;
         report::admitted(self.slot.claims(), false);
         let lent = tx.begun_for(&self.slot);
         lent.ok_or_else(|| CommitError::Escaped.into())
@@ -108,14 +108,24 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         has_key.then(|| FencedTx::borrow(&self.slot)).flatten()
     }
 
-    /// Opens a transaction, admits the claims in it, and runs the hook.
+    /// Opens a transaction, admits the claims in it, and runs the hook. Reports a failure to the
+    /// layer.
     async fn open(&self) -> Result<FencedTx<DB>, Refusal> {
         let claims = self.slot.claims().clone();
-        let tx = self.fence.begin_admitted(claims, self.token_use).await?;
-        match &self.on_begin {
-            Some(on_begin) => on_begin.run(tx, self.fence.limits().hold_timeout).await,
-            None => Ok(tx),
-        }
+        let begun = self.fence.begin_admitted(claims, self.token_use).await;
+        let opened = match (begun, &self.on_begin) {
+            (Ok(tx), Some(hook)) => hook.run(tx, self.fence.limits().hold_timeout).await,
+            (begun, _) => begun.map_err(Refusal::from),
+        };
+        opened.inspect_err(|refusal| {
+            self.slot.refuse(match not_opened(refusal) {
+                WriteError::Admit(error) => error,
+                // A statement of the hook failed, and the fence is unchanged.
+                other => {
+                    AdmitError::Unavailable(Arc::new(sqlx::Error::Protocol(other.to_string())))
+                }
+            });
+        })
     }
 
     /// Runs a single statement together with the admission of the token. On Postgres, the fence
@@ -155,9 +165,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             if !self.slot.start_begin() {
                 return Err(CommitError::Escaped.into());
             }
-            let opened = self.open().await;
-            let opened = opened.inspect_err(|error| self.refused(error));
-            let tx = opened.map_err(not_opened)?;
+            let tx = self.open().await.map_err(|refusal| not_opened(&refusal))?;
             if !self.slot.start_write_begun() {
                 return Err(CommitError::Escaped.into());
             }
@@ -197,14 +205,6 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// Reports to the layer that no transaction was opened.
-    fn refused(&self, refusal: &Refusal) {
-        self.slot.refuse(match not_opened(refusal.clone()) {
-            WriteError::Admit(error) => error,
-            other => AdmitError::Unavailable(Arc::new(sqlx::Error::Protocol(other.to_string()))),
-        });
-    }
-
     /// Reports a failed write to the layer. If the token was admitted and the statement failed, the
     /// layer raises the fence. If the error is an [`AdmitError`], the layer leaves the fence
     /// unchanged, because a 503 response guarantees nothing about older tokens.
@@ -222,13 +222,13 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 }
 
 /// Converts the refusal to open a transaction into the error of the handler's write.
-fn not_opened(refusal: Refusal) -> WriteError {
+fn not_opened(refusal: &Refusal) -> WriteError {
     match refusal {
-        Refusal::Admit(error) => error.into(),
-        Refusal::OnBegin(error) => match of_statement(&error) {
-            ProblemType::FenceBusy => AdmitError::Busy(error).into(),
-            ProblemType::StoreUnavailable => AdmitError::Unavailable(error).into(),
-            _ => WriteError::Statement(error),
+        Refusal::Admit(error) => error.clone().into(),
+        Refusal::OnBegin(error) => match of_statement(error) {
+            ProblemType::FenceBusy => AdmitError::Busy(error.clone()).into(),
+            ProblemType::StoreUnavailable => AdmitError::Unavailable(error.clone()).into(),
+            _ => WriteError::Statement(error.clone()),
         },
         other => {
             let error = sqlx::Error::Protocol(other.to_string());
