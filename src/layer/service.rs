@@ -43,7 +43,9 @@ use super::{
 };
 use crate::{
     body::{self, BodyError},
-    fence::{AdmitError, Claims, Fence, FenceDatabase, FencedTx, Once, RecordId, Slot, TokenUse},
+    fence::{
+        AdmitError, Claim, Claims, Fence, FenceDatabase, FencedTx, Once, RecordId, Slot, TokenUse,
+    },
     header,
     metrics::{self, Timer},
 };
@@ -316,17 +318,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             }
         };
         let body = self.read_body(parts, body).await?;
-        let admission = Timer {
+        let is_deferred = self.deferred && !is_read && record.is_none();
+        let admission = (!is_deferred).then(|| Timer {
             name: "tower_fence_admission_seconds",
             since: Instant::now(),
-        };
-        let unknown = self.never_granted(&claims).await?;
+        });
+        let never_granted = self.never_granted(&claims).await?;
         let Some((keys, id)) = record else {
-            if let Some(unknown) = unknown {
-                return Err(unknown);
+            if let Some(claim) = never_granted {
+                return Err(Refusal::UnknownEpoch(claim));
             }
-            if self.deferred && !is_read {
-                mem::forget(admission);
+            if is_deferred {
                 return Ok(Entry::Write(Slot::pending(claims), Body::new(body)));
             }
             let begun = match is_read {
@@ -340,11 +342,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
         let request = keys.keyed(id, parts, &claims, &bytes);
-        if let Some(unknown) = unknown {
+        if let Some(claim) = never_granted {
             let answered = self.fence.answered(&request).await?;
             return answered
                 .map(|stored| Entry::Replay(replay(stored)))
-                .ok_or(unknown);
+                .ok_or(Refusal::UnknownEpoch(claim));
         }
         let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
         let begun = self.fence.begin_once(request, claims, self.token_use);
@@ -356,13 +358,12 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         })
     }
 
-    /// Returns the refusal of a token that was never granted, if the layer checks for such tokens.
-    pub(super) async fn never_granted(&self, claims: &Claims) -> Result<Option<Refusal>, Refusal> {
+    /// Returns a claim whose token was never granted, if the layer checks for such tokens.
+    async fn never_granted(&self, claims: &Claims) -> Result<Option<Claim>, AdmitError> {
         if !self.known_epochs {
             return Ok(None);
         }
-        let unknown = self.fence.unknown_epoch(claims).await?.cloned();
-        Ok(unknown.map(Refusal::UnknownEpoch))
+        Ok(self.fence.unknown_epoch(claims).await?.cloned())
     }
 
     /// Runs the hook in a transaction and moves the transaction into a slot.
