@@ -159,7 +159,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let permits = self.wait_in_queues(&claims).await?;
         let mut limits = self.limits;
         if let [claim] = &claims[..]
-            && self.can_write_at_once().await?
+            && self.can_write_single().await?
         {
             let began = Instant::now();
             let alone = StandaloneStatement::ready(&self.connections, limits).await;
@@ -167,7 +167,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let own = &mut statement;
             let written = alone.run(async |on| {
                 let admit = Admit::new(claim, token_use, limits);
-                DB::write_at_once(on, admit, own).await
+                DB::write_single(on, admit, own).await
             });
             let rows = written.await.map_err(WriteError::alone)?;
             if !rows.is_empty() {
@@ -214,8 +214,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// coordinator of a Citus cluster, which cannot combine rows on its workers with rows of its
     /// own in this way. It is also impossible with a pooler, which may prepare the statement on one
     /// server connection and execute it on another.
-    async fn can_write_at_once(&self) -> Result<bool, AdmitError> {
-        Ok(DB::AT_ONCE
+    async fn can_write_single(&self) -> Result<bool, AdmitError> {
+        Ok(DB::HAS_SINGLE
             && !self.limits.transaction_pooling
             && !self.known_names().await?.has_workers())
     }

@@ -10,15 +10,17 @@ use crate::fence::error::WriteError;
 #[trait_variant::make(Send)]
 pub(crate) trait SingleStatements: Database<Arguments: Clone> {
     /// Whether the database can combine a write and its admission into one statement.
-    const AT_ONCE: bool;
+    const HAS_SINGLE: bool = false;
 
     /// Admits a token and runs the given statement, both in one statement that commits by itself.
     /// If no row is returned, nothing was changed, whatever the reason is.
-    async fn write_at_once(
-        on: On<'_, Self>,
-        admit: Admit<'_>,
-        statement: &mut Statement<Self>,
-    ) -> sqlx::Result<Vec<Self::Row>>;
+    fn write_single(
+        _: On<'_, Self>,
+        _: Admit<'_>,
+        _: &mut Statement<Self>,
+    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> {
+        async { Ok(Vec::new()) }
+    }
 
     /// Runs a single-statement write in a transaction in which the token is already admitted.
     async fn write_admitted(

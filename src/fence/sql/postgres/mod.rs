@@ -5,8 +5,8 @@
 //! token, and for every other operation, the fence calls a function.
 
 mod admit;
-mod at_once;
 mod keys;
 mod setup;
+mod single;
 mod tables;
 mod transaction;

@@ -52,18 +52,9 @@ impl Admissions for Sqlite {
     }
 }
 
+// In SQLite, a data-modifying statement cannot be part of another statement, so each write runs
+// in an open transaction.
 impl SingleStatements for Sqlite {
-    // In SQLite, a data-modifying statement cannot be part of another statement.
-    const AT_ONCE: bool = false;
-
-    async fn write_at_once(
-        _: On<'_, Self>,
-        _: Admit<'_>,
-        _: &mut Statement<Self>,
-    ) -> sqlx::Result<Vec<SqliteRow>> {
-        Ok(Vec::new())
-    }
-
     async fn write_admitted(
         conn: &mut SqliteConnection,
         statement: &mut Statement<Self>,

@@ -8,20 +8,20 @@ use crate::fence::{
     sql::{Admit, Arguments, On, SingleStatements, Statement},
 };
 
-/// Message of the error with which the statement of [`at_once`] fails in order to be rolled back.
+/// Message of the error with which the statement of [`single`] fails in order to be rolled back.
 const NOTHING: &str =
     "tower-fence: the single statement was rolled back and runs again in a transaction";
 
 impl SingleStatements for Postgres {
-    const AT_ONCE: bool = true;
+    const HAS_SINGLE: bool = true;
 
-    async fn write_at_once(
+    async fn write_single(
         On { conn, names }: On<'_, Self>,
         admit: Admit<'_>,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
         let mut arguments = statement.arguments.clone();
-        let sql = at_once(names.prefix(), trimmed(statement), arguments.len());
+        let sql = single(names.prefix(), trimmed(statement), arguments.len());
         let bound = arguments
             .add(admit.resource.as_str())
             .and_then(|()| arguments.add(admit.token.get()))
@@ -79,7 +79,7 @@ impl SingleStatements for Postgres {
 /// second reusable write under a token does not change `max_token`. If `fence` or `work` has no
 /// row, a cast makes the statement fail. The failure keeps the token usable, and also rolls back
 /// the effects of triggers.
-fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
+fn single(prefix: &str, statement: &str, bound: usize) -> String {
     let [resource, token, raised_to, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
         "WITH fence AS (\
