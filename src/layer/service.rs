@@ -295,7 +295,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             // token has become stale.
             return Ok(Some((keys, id)));
         }
-        let known = self.fence.check_stale(claims, self.token_use);
+        let known = self.fence.refuse_stale(claims, self.token_use);
         known.map_err(AdmitError::from)?;
         Ok(None)
     }

@@ -187,7 +187,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         write_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        self.check_stale(&claims, write_use)?;
+        self.refuse_stale(&claims, write_use)?;
         let permits = self.wait_in_queues(&claims).await?;
         let plan = Plan::admitting(limits, &claims);
         let (transaction, admitted) = self
@@ -242,8 +242,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Ok(()))
     }
 
-    /// Refuses tokens that are stale according to the cache of this process, without a query.
-    pub(crate) fn check_stale(
+    /// Refuses tokens that are stale according to the cache of this process, without a query, and
+    /// counts the refusal.
+    pub(crate) fn refuse_stale(
         &self,
         claims: &Claims,
         token_use: TokenUse,
@@ -255,6 +256,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         known
     }
 
+    /// Finds a stale token in the cache of this process. Does not count a refusal.
     fn find_stale(&self, claims: &Claims, token_use: TokenUse) -> Result<(), StaleToken> {
         claims
             .iter()

@@ -30,7 +30,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// If the future is dropped, no open transaction and no lock remain.
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
         let one = Claims::one(resource.clone(), token);
-        self.check_stale(&one, TokenUse::Reusable)?;
+        self.refuse_stale(&one, TokenUse::Reusable)?;
         let _permits = self.wait_in_queues(&one).await?;
         self.raise_all(&one).await
     }

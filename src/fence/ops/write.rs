@@ -154,7 +154,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         mut statement: Statement<DB>,
     ) -> Result<Written<DB>, WriteError> {
-        self.check_stale(&claims, token_use)
+        self.refuse_stale(&claims, token_use)
             .map_err(AdmitError::from)?;
         let permits = self.wait_in_queues(&claims).await?;
         let mut limits = self.limits;

@@ -55,7 +55,7 @@ impl<DB> FenceDatabase for DB where
 {
 }
 
-/// Connection on which a statement runs, and the names of the fence's tables and functions there.
+/// Connection together with the schema that its statements address.
 pub(crate) struct On<'a, DB: Database> {
     pub(in crate::fence) conn: &'a mut DB::Connection,
     pub(in crate::fence) names: &'a Names,
