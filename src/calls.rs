@@ -59,7 +59,7 @@ pub(crate) struct FunctionCall<'a> {
     /// value instead of a row.
     pub(crate) columns: &'static str,
     /// Whether the call may commit without waiting for the WAL flush.
-    pub(crate) lazily: bool,
+    pub(crate) without_flush: bool,
     /// The resource whose rows the function locks. For each function and resource, at most one call
     /// waits longer than a moment for a lock in the database. The other calls wait in this process,
     /// without a connection.

@@ -150,7 +150,7 @@ fn in_use() -> AdmitError {
     Failure::in_use().into()
 }
 
-const LAZILY: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";
+const WITHOUT_FLUSH: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";
 
 /// Returns the call as one statement whose first argument is the lock timeout. The function's first
 /// argument depends on the result of `set_config`, so Postgres applies the settings before it calls
@@ -159,14 +159,18 @@ fn prepared(call: &FunctionCall<'_>, prefix: &str) -> String {
     let FunctionCall {
         function, columns, ..
     } = call;
-    let lazily = if call.lazily { LAZILY } else { "''" };
+    let without_flush = if call.without_flush {
+        WITHOUT_FLUSH
+    } else {
+        "''"
+    };
     let mut arguments = String::from("CASE WHEN settings.made THEN $2 END");
     for place in 3..call.arguments.len() + 2 {
         let _ = write!(arguments, ", ${place}");
     }
     format!(
         "SELECT {columns} FROM (\
-             SELECT pg_catalog.set_config('lock_timeout', $1, true) IS NOT NULL AND {lazily} IS NOT NULL AS made \
+             SELECT pg_catalog.set_config('lock_timeout', $1, true) IS NOT NULL AND {without_flush} IS NOT NULL AS made \
              WHERE pg_catalog.current_setting('transaction_isolation') = 'read committed' OFFSET 0\
          ) AS settings, LATERAL {prefix}{function}({arguments}) AS {}",
         row(call)
@@ -183,13 +187,13 @@ fn in_literals(call: &FunctionCall<'_>, prefix: &str) -> String {
         .iter()
         .map(|argument| argument.literal())
         .collect();
-    let lazily = if call.lazily {
+    let without_flush = if call.without_flush {
         "SET LOCAL synchronous_commit = off; "
     } else {
         ""
     };
     let (arguments, row) = (arguments.join(", "), row(call));
-    format!("{lazily}SELECT {columns} FROM {prefix}{function}({arguments}) AS {row}")
+    format!("{without_flush}SELECT {columns} FROM {prefix}{function}({arguments}) AS {row}")
 }
 
 /// Returns the alias of the function's row.

@@ -83,7 +83,7 @@ impl Functions {
                     Integer(listener),
                 ],
                 columns: durable_with_token!("a.outcome, a.token, a.blocked_ms, a.others_wait"),
-                lazily: false,
+                without_flush: false,
                 resource: Some(resource),
             })
             .await?;
@@ -129,7 +129,7 @@ impl Functions {
                     Integer(renewal.at_least.map(Token::get)),
                 ],
                 columns: durable_with_token!("a.outcome, a.token"),
-                lazily: false,
+                without_flush: false,
                 resource: Some(resource),
             })
             .await?;
@@ -153,7 +153,9 @@ impl Functions {
             }
             End::Break(token) => ("break_lease", vec![name, Integer(token.map(Token::get))]),
         };
-        let row = self.lazily(function, Some(resource), &arguments).await?;
+        let row = self
+            .without_flush(function, Some(resource), &arguments)
+            .await?;
         Ok(match row.try_get("answer").map_err(unavailable)? {
             true => Reply::Ended,
             false => Reply::Lost,
@@ -163,7 +165,7 @@ impl Functions {
     /// Notifies the first request in the queue of the time for which the resource stays blocked.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
         let arguments = [Text(Some(resource.as_str()))];
-        self.lazily("lease_call", Some(resource), &arguments)
+        self.without_flush("lease_call", Some(resource), &arguments)
             .await?;
         Ok(())
     }
@@ -190,7 +192,7 @@ impl Functions {
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = functions.lazily("lease_sweep", None, &[]).await {
+            if let Err(error) = functions.without_flush("lease_sweep", None, &[]).await {
                 tracing::debug!(error = %Chain(&error), "could not remove the waiters of ended processes from the queues");
             }
         });
@@ -204,7 +206,7 @@ impl Functions {
         listener: i64,
     ) -> Result<Vec<String>, LeaseError> {
         let arguments = [Texts(resources), Integer(Some(listener))];
-        let row = self.lazily("lease_open", None, &arguments).await?;
+        let row = self.without_flush("lease_open", None, &arguments).await?;
         row.try_get("answer").map_err(unavailable)
     }
 
@@ -252,7 +254,7 @@ impl Functions {
     }
 
     /// Calls a function that takes no token. Its COMMIT need not wait for the disk.
-    async fn lazily(
+    async fn without_flush(
         &self,
         function: &'static str,
         resource: Option<&Resource>,
@@ -262,7 +264,7 @@ impl Functions {
             function,
             arguments,
             columns: "a.answer",
-            lazily: true,
+            without_flush: true,
             resource,
         })
         .await
