@@ -1,5 +1,8 @@
 //! Calls of the lease functions in Postgres. The lease store calls SQL functions in the schema of
 //! the fence, on the fence's connections.
+//!
+//! The fence implements [`Calls`], and the store uses it, so neither imports the other. Therefore
+//! `crates/verification/interleavings` can run the store with a model of this module.
 
 use std::{error::Error, pin::Pin, time::Duration};
 
