@@ -188,7 +188,9 @@ mod live_tokens;
 pub mod metrics;
 mod pattern;
 pub mod problem;
-mod sampler;
+// The program uses it, too.
+#[doc(hidden)]
+pub mod sampler;
 #[doc = include_str!("server.md")]
 pub mod server {}
 #[doc = include_str!("spec.md")]

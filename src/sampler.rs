@@ -12,15 +12,17 @@ use tokio::time::Instant;
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
 
 /// Limits the lines of one kind to one per second, and counts the suppressed lines.
-pub(crate) struct Sampler(Mutex<Sampled>);
+#[derive(Debug, Default)]
+pub struct Sampler(Mutex<Sampled>);
 
+#[derive(Debug, Default)]
 struct Sampled {
     last_line: Option<Instant>,
     suppressed: u64,
 }
 
 impl Sampler {
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self(Mutex::new(Sampled {
             last_line: None,
             suppressed: 0,
@@ -29,7 +31,7 @@ impl Sampler {
 
     /// Returns the number of lines that were suppressed since the last one, or `None` if this line
     /// must be suppressed as well.
-    pub(crate) fn next(&self) -> Option<u64> {
+    pub fn next(&self) -> Option<u64> {
         // No code panics while it holds the lock.
         let mut sampled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -28,10 +28,13 @@ use http::{
 };
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
-use tower_fence::problem::{Problem, ProblemType};
+use tower_fence::{
+    problem::{Problem, ProblemType},
+    sampler::Sampler,
+};
 use zeroize::Zeroizing;
 
-use super::{args::AccessArgs, sampler::Sampler};
+use super::args::AccessArgs;
 use crate::{
     failure::Failure,
     secrets::{self, Secret},

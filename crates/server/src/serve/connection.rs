@@ -27,12 +27,12 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::io::InspectReader;
+use tower_fence::sampler::Sampler;
 use tower_service::Service;
 
 use super::{
     bodies::{RequestBody, UnderWay},
     phase::{Phase, State},
-    sampler::Sampler,
     stop::Stop,
     tls::Tls,
 };

@@ -19,7 +19,6 @@ mod phase;
 mod probe;
 mod redis;
 mod reload;
-mod sampler;
 mod stop;
 mod store;
 mod tls;
