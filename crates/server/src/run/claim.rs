@@ -1,9 +1,9 @@
 //! The lease of `run`. All requests, from the acquisition to the release, use one lease id.
 
-use std::{cell::Cell, time::Duration};
+use std::time::Duration;
 
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tower_fence::{
     Resource, Token,
     client::{AcquireError, Holder, HttpError, LeaseGuard},
@@ -21,10 +21,8 @@ use crate::{
     logs,
 };
 
-/// The maximum time that one request waits in the queue. It is shorter than the default maximum
-/// wait of an issuer, 60 s.
-const LONGEST_STEP: Duration = Duration::from_secs(50);
-/// How long a request may still be in transit to the store after a later request has overtaken it.
+/// How long a request may still be in transit to the store after its answer was lost, or after it
+/// was dropped.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 /// How long this process tries, after a signal to end, to release a lease that may have been
 /// granted to it.
@@ -49,9 +47,9 @@ impl<L: Leases + Clone> Claim<L> {
         wait: Duration,
         signals: &mut Signals,
     ) -> Result<LeaseGuard<L>, Failure> {
-        let asked_at = Cell::new(None);
+        let mut asked_at = None;
         let ended = {
-            let mut asking = std::pin::pin!(self.ask(holder, wait, &asked_at));
+            let mut asking = std::pin::pin!(self.ask(holder, wait, &mut asked_at));
             loop {
                 tokio::select! {
                     asked = &mut asking => break Ok(asked),
@@ -67,28 +65,30 @@ impl<L: Leases + Clone> Claim<L> {
         match ended {
             Ok(Ok(lease)) => Ok(lease),
             Ok(Err(refused)) => {
-                if refused.may_be_granted {
+                if let Some(in_transit) = refused.may_be_granted {
                     let limit = self.release_timeout.min(self.ttl);
-                    self.take_back(limit, &asked_at, &refused.other, signals)
+                    self.take_back(limit, in_transit, refused.other, signals)
                         .await;
                 }
                 Err(refused.failure)
             }
             Err(signal) => {
-                if asked_at.get().is_some() {
+                if let Some(asked_at) = asked_at {
                     let limit = TAKE_BACK.min(self.release_timeout);
-                    self.take_back(limit, &asked_at, &None, signals).await;
+                    let in_transit = ON_ITS_WAY.saturating_sub(asked_at.elapsed());
+                    self.take_back(limit, in_transit, None, signals).await;
                 }
                 Err(interrupted(signal))
             }
         }
     }
 
+    /// Sets `asked_at` before each acquisition.
     async fn ask(
         &self,
         holder: &Holder<L>,
         wait: Duration,
-        asked_at: &Cell<Option<Instant>>,
+        asked_at: &mut Option<Instant>,
     ) -> Result<LeaseGuard<L>, Refused> {
         // If the secret is rejected or the configuration is invalid, this request fails
         // immediately, whereas an acquisition could wait first.
@@ -98,82 +98,56 @@ impl<L: Leases + Clone> Claim<L> {
                 return Err(Refused::new(failure));
             }
         }
-        let began = Instant::now();
-        let mut longest = LONGEST_STEP;
-        let mut may_be_granted = false;
-        let mut asked_once_more = false;
-        loop {
-            let left = wait.saturating_sub(began.elapsed());
-            let step = holder.clone().wait(left.min(longest));
-            asked_at.set(Some(Instant::now()));
-            let error = match step.acquire_as(&self.resource, self.id.clone()).await {
-                Ok(lease) => return Ok(lease),
-                Err(AcquireError::Lease(error)) => error,
-                Err(error) => return Err(Refused::new(Failure::other(chain(&error)))),
-            };
-            let is_unheard = may_be_executed(&error);
-            may_be_granted |= is_unheard;
-            let left = wait.saturating_sub(began.elapsed());
-            let other = other_resource(&error);
-            match error {
-                // The server's maximum wait is shorter, so the next request asks for less.
-                LeaseError::Invalid { ref field, .. }
-                    if field == "wait_ms" && !longest.is_zero() =>
-                {
-                    longest = if longest > Duration::from_secs(1) {
-                        longest / 2
-                    } else {
-                        Duration::ZERO
-                    };
-                }
-                LeaseError::Held { .. }
-                | LeaseError::TooManyWaiters { .. }
-                | LeaseError::Unavailable(_)
-                    if !left.is_zero() && other.is_none() =>
-                {
-                    // The server accepts no waiters, so it is polled.
-                    if longest.is_zero() {
-                        sleep(left.min(Duration::from_secs(1))).await;
-                    }
-                }
-                // The answer is lost, and the lease may have been granted. A repeated request
-                // returns it.
-                _ if is_unheard && other.is_none() && !asked_once_more => asked_once_more = true,
-                error => {
-                    let is_queued = !wait.is_zero()
-                        && matches!(
-                            error,
-                            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
-                        );
-                    if is_queued && !may_be_granted {
-                        // No request is in transit.
-                        asked_at.set(None);
-                    }
-                    return Err(Refused {
-                        failure: client::failure(&error),
-                        // The store keeps the position in the queue for a moment, in case this
-                        // process retries, and may grant the lease. A release ends both.
-                        may_be_granted: may_be_granted || is_queued,
-                        other,
-                    });
-                }
-            }
+        let mut acquire = async |wait| {
+            *asked_at = Some(Instant::now());
+            let holder = holder.clone().wait(wait);
+            holder.acquire_as(&self.resource, self.id.clone()).await
+        };
+        let mut asked = acquire(wait).await;
+        let is_lost = matches!(
+            &asked,
+            Err(AcquireError::Lease(error)) if may_be_executed(error) && other_resource(error).is_none()
+        );
+        if is_lost {
+            // The answer is lost, and the lease may have been granted. A repeated request returns
+            // it.
+            asked = acquire(Duration::ZERO).await;
         }
+        let error = match asked {
+            Ok(lease) => return Ok(lease),
+            Err(AcquireError::Lease(error)) => error,
+            Err(error) => return Err(Refused::new(Failure::other(chain(&error)))),
+        };
+        let is_queued = !wait.is_zero()
+            && matches!(
+                error,
+                LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
+            );
+        Err(Refused {
+            failure: client::failure(&error),
+            may_be_granted: match is_lost || may_be_executed(&error) {
+                true => Some(ON_ITS_WAY),
+                // The store keeps the position in the queue for a moment, in case this process
+                // retries, and may grant the lease. A release ends both.
+                false => is_queued.then_some(Duration::ZERO),
+            },
+            other: other_resource(&error),
+        })
     }
 
-    /// Releases a lease that may have been granted to a request whose answer was lost.
+    /// Releases a lease that may have been granted to a request whose answer was lost. The request
+    /// may be in transit for this time, and be executed after a release that overtakes it.
     async fn take_back(
         &self,
         limit: Duration,
-        asked_at: &Cell<Option<Instant>>,
-        other: &Option<Resource>,
+        in_transit: Duration,
+        other: Option<Resource>,
         signals: &mut Signals,
     ) {
         let now = Instant::now();
         let schedule = Schedule {
             until: now + limit,
-            // The request may be executed after a release that overtakes it.
-            not_held_until: asked_at.get().map_or(now, |asked_at| asked_at + ON_ITS_WAY),
+            not_held_until: now + in_transit,
         };
         for resource in [Some(&self.resource), other.as_ref()].into_iter().flatten() {
             let released = release(&self.leases, resource, &self.id, schedule, signals).await;
@@ -256,8 +230,9 @@ impl<L: Leases + Clone> Claim<L> {
 /// A failed acquisition.
 struct Refused {
     failure: Failure,
-    /// Whether the lease may have been granted in spite of the failure.
-    may_be_granted: bool,
+    /// If the lease may have been granted in spite of the failure, how long the request may still
+    /// be in transit.
+    may_be_granted: Option<Duration>,
     /// The resource for which the server granted a lease instead of the requested one.
     other: Option<Resource>,
 }
@@ -266,7 +241,7 @@ impl Refused {
     const fn new(failure: Failure) -> Self {
         Self {
             failure,
-            may_be_granted: false,
+            may_be_granted: None,
             other: None,
         }
     }
