@@ -84,7 +84,14 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
         console,
         health,
         place,
-    } = store::mount(&args, fence.clone(), token_keys.clone(), &access, events)?;
+    } = store::mount(
+        &args,
+        fence.clone(),
+        token_keys.clone(),
+        &access,
+        events,
+        stop.clone(),
+    )?;
 
     let fit = Fit {
         args: &args.database,

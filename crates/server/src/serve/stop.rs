@@ -16,6 +16,9 @@ use tokio::{
 
 use crate::{failure::Failure, logs};
 
+/// How long a request may stay in the queue after the server has closed.
+const QUEUE_GRACE: Duration = Duration::from_secs(1);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Running,
@@ -62,7 +65,6 @@ impl Stop {
     }
 
     /// A handle of a server that never stops.
-    #[cfg(test)]
     pub fn never() -> Self {
         Self(watch::channel(Stage::Running).1)
     }
@@ -79,6 +81,12 @@ impl Stop {
     /// Waits until the server closes.
     pub async fn closing(&self) {
         self.reaches(Stage::Closing).await;
+    }
+
+    /// Waits until requests must leave the queue.
+    pub async fn queue_over(self) {
+        self.closing().await;
+        sleep(QUEUE_GRACE).await;
     }
 
     async fn reaches(&self, stage: Stage) {

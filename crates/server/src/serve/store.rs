@@ -17,6 +17,7 @@ use super::{
     health::Health,
     probe,
     redis::RedisMode,
+    stop::Stop,
 };
 use crate::{
     failure::Failure,
@@ -40,6 +41,7 @@ pub fn mount(
     keys: Option<TokenKeys>,
     access: &Access,
     events: Events,
+    stop: Stop,
 ) -> Result<Mounted, Failure> {
     let settings = Settings {
         leases: &args.leases,
@@ -47,6 +49,7 @@ pub fn mount(
         keys,
         access,
         events,
+        stop,
     };
     let schema = args.database.schema.database_schema.as_deref();
     settings.check()?;
@@ -102,6 +105,7 @@ struct Settings<'a> {
     keys: Option<TokenKeys>,
     access: &'a Access,
     events: Events,
+    stop: Stop,
 }
 
 impl Settings<'_> {
@@ -138,7 +142,8 @@ impl Settings<'_> {
         let issuer = Issuer::new(leases)
             .ttl(self.leases.ttl)
             .ttl_limits(self.leases.min_ttl..=self.leases.max_ttl)
-            .wait_limit(self.leases.max_wait);
+            .wait_limit(self.leases.max_wait)
+            .close_on(self.stop.clone().queue_over());
         let mut document = issuer.operator_openapi();
         describe(&mut document, self.access);
         let issuer = issuer.serve_openapi(document);

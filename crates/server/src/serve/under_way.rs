@@ -4,8 +4,8 @@
 //!    requests of operators therefore have separate limits.
 //! 2. Each kind has a total limit and a limit for each caller.
 //! 3. A request counts towards its limit only after its body has arrived.
-//! 4. When the server closes, a request that waits in the queue is answered with 503 within a
-//!    second. Any other request may take the time of `--drain`.
+//! 4. When the server closes, the issuer answers a request that waits in the queue with 503 within
+//!    a second. Any other request may take the time of `--drain`.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,7 @@ use std::{
 };
 
 use axum::{
-    body::{Body, Bytes},
+    body::Body,
     extract::{MatchedPath, Request, State},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -29,7 +29,7 @@ use http::Method;
 use http_body::Body as _;
 use tokio::{
     runtime::Handle,
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{error::Elapsed, sleep, timeout},
 };
 use tower_fence::{
@@ -39,9 +39,6 @@ use tower_fence::{
 };
 
 use super::{access::Caller, args::LimitArgs, probe::Recent, stop::Stop};
-
-/// How long a request may stay in the queue after the server has closed.
-const QUEUE_GRACE: Duration = Duration::from_secs(1);
 
 /// How long the number of background tasks must stay the same before `settle` returns.
 const CALM: Duration = Duration::from_millis(500);
@@ -216,16 +213,10 @@ impl UnderWay {
         }
     }
 
-    /// Waits until a request must end because the server closes. A request that waits in the queue
-    /// (`waits` is notified) must end earlier than other requests.
-    async fn over(&self, waits: &Notify) {
+    /// Waits until all requests must end because the server closes.
+    async fn over(&self) {
         self.stop.closing().await;
-        let closed = Instant::now();
-        sleep(QUEUE_GRACE.min(self.drain)).await;
-        tokio::select! {
-            () = waits.notified() => {}
-            () = sleep(self.drain.saturating_sub(closed.elapsed())) => {}
-        }
+        sleep(self.drain).await;
     }
 }
 
@@ -238,16 +229,10 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             .as_ref()
             .is_some_and(|route| !route.as_str().ends_with("/break"));
     let began = Instant::now();
-    let waits = Notify::new();
     let answer = async {
-        let (request, body) = match in_memory(request).await {
-            Ok(read) => read,
-            Err(_) => return body_timeout(),
+        let Ok(request) = in_memory(request).await else {
+            return body_timeout();
         };
-        if may_wait && asks_to_wait(&body) {
-            waits.notify_one();
-        }
-        drop(body);
         let limit = match may_wait {
             true => &under_way.acquisitions,
             false => &under_way.others,
@@ -263,10 +248,15 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
         response
     };
     let response = tokio::select! {
-        response = answer => response,
+        response = answer => {
+            if matches!(response.extensions().get(), Some(Rejection::Closing)) {
+                under_way.sent_away.store(true, Relaxed);
+            }
+            response
+        }
         // A dropped request leaves the queue. A lease that was granted to it is granted to the next
         // waiter.
-        () = under_way.over(&waits) => {
+        () = under_way.over() => {
             under_way.sent_away.store(true, Relaxed);
             busy("the server is stopping")
         }
@@ -280,18 +270,18 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
     response
 }
 
-/// Reads the body into memory, and returns the request with the part that was read.
+/// Reads the body of a request into memory.
 ///
 /// A body is read before its request takes a permit. Otherwise, one holder with slow bodies could
 /// hold all permits, and block the renewals of all other holders. A limit for each caller would not
 /// prevent this, because the holders may share one secret. A body in memory has little more than
 /// [`BODY_LIMIT_BYTES`], and each connection has at most one, so `--max-connections` limits them.
-async fn in_memory(request: Request) -> Result<(Request, Bytes), Elapsed> {
+async fn in_memory(request: Request) -> Result<Request, Elapsed> {
     let (parts, body) = request.into_parts();
     let is_unused = matches!(parts.method, Method::GET | Method::HEAD);
     // The issuer refuses a body with such a length before it reads any byte.
     if is_unused || body.size_hint().lower() > BODY_LIMIT_BYTES as u64 {
-        return Ok((Request::from_parts(parts, body), Bytes::new()));
+        return Ok(Request::from_parts(parts, body));
     }
     let mut rest = body.into_data_stream();
     let mut read: Vec<u8> = vec![];
@@ -304,22 +294,14 @@ async fn in_memory(request: Request) -> Result<(Request, Bytes), Elapsed> {
         Ok::<_, axum::Error>(())
     };
     let failure = timeout(BODY_TIMEOUT, reading).await?.err();
-    let read = Bytes::from(read);
     let body = if failure.is_none() && read.len() <= BODY_LIMIT_BYTES {
-        Body::from(read.clone())
+        Body::from(read)
     } else {
         // The issuer refuses this body.
-        let beginning = iter::once(Ok(read.clone())).chain(failure.map(Err));
+        let beginning = iter::once(Ok(read.into())).chain(failure.map(Err));
         Body::from_stream(stream::iter(beginning).chain(rest))
     };
-    Ok((Request::from_parts(parts, body), read))
-}
-
-/// Returns whether a request with this body waits in the queue if the lease is held. Without
-/// `wait_ms`, it waits only for the store.
-fn asks_to_wait(body: &[u8]) -> bool {
-    let body = serde_json::from_slice::<serde_json::Value>(body);
-    body.is_ok_and(|body| body["wait_ms"].as_f64().is_some_and(|wait| wait > 0.0))
+    Ok(Request::from_parts(parts, body))
 }
 
 fn body_timeout() -> Response {

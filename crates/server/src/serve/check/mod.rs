@@ -24,6 +24,7 @@ use super::{
     args::ServeArgs,
     certificates, not_bound,
     probe::{LIMIT, WHY},
+    stop::Stop,
     store::{self, Mounted},
     tls::Tls,
     token_keys, try_bind,
@@ -135,7 +136,7 @@ async fn look(args: &ServeArgs, report: &mut Report) {
     let (Some(access), Some(keys)) = (access, keys) else {
         return;
     };
-    let mounted = store::mount(args, fence, keys, &access, Events::new());
+    let mounted = store::mount(args, fence, keys, &access, Events::new(), Stop::never());
     let Some(Mounted { health, place, .. }) = report.take("leases", mounted) else {
         return;
     };
