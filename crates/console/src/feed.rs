@@ -10,10 +10,7 @@ use tower_fence::events::TARGET;
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{Layer, filter::Targets, layer::Context, registry::LookupSpan};
 
-use crate::{
-    event::{Event, KINDS, What},
-    leases::whole_ms,
-};
+use crate::event::{Event, KINDS, What};
 
 /// The maximum number of stored events of each kind: lease events and write events.
 const RING: usize = 512;
@@ -77,7 +74,7 @@ impl<S: Subscriber> Layer<S> for Events {
 /// Returns the milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    whole_ms(since_1970.unwrap_or_default())
+    since_1970.unwrap_or_default().as_millis() as u64
 }
 
 #[derive(Debug)]
@@ -171,7 +168,7 @@ impl Feed {
 impl Kept {
     /// Adds an event, and returns the evicted one.
     fn push(&mut self, what: What, second: u64) -> Option<Event> {
-        self.count(what.kind(), second);
+        self.count(what.kind, second);
         self.last_id += 1;
         let ring = if what.is_of_lease() {
             &mut self.of_leases
@@ -217,29 +214,21 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use tower_fence::{Resource, Token};
-
     use super::*;
 
-    fn resource(name: &str) -> Resource {
-        Resource::new(name).unwrap()
-    }
-
-    fn write(token: i64) -> What {
-        What::Admitted {
-            resource: resource("sku-1"),
-            token: Token::new(token).unwrap(),
-            read: false,
+    fn event(kind: &str) -> What {
+        What {
+            kind: KINDS.iter().position(|&known| known == kind).unwrap(),
+            fields: Default::default(),
         }
     }
 
-    fn grant(token: i64) -> What {
-        What::Granted {
-            resource: resource("sku-1"),
-            token: Token::new(token).unwrap(),
-            owner: None,
-            waited_ms: None,
-        }
+    fn write() -> What {
+        event("admitted")
+    }
+
+    fn grant() -> What {
+        event("granted")
     }
 
     fn ids(batch: &Batch) -> Vec<u64> {
@@ -249,13 +238,13 @@ mod tests {
     #[test]
     fn reader_receives_new_grants_and_writes_in_order() {
         let feed = Feed::default();
-        for token in 1..=3 {
-            feed.push(grant(token));
-            feed.push(write(token));
+        for _ in 0..3 {
+            feed.push(grant());
+            feed.push(write());
         }
         let first = feed.after(None, 0);
         assert_eq!((ids(&first), first.missed), ((1..=6).collect(), 0));
-        feed.push(write(4));
+        feed.push(write());
         let next = feed.after(Some(first.last_id), 0);
         assert_eq!((ids(&next), next.missed), (vec![7], 0));
         // An id that is higher than all ids of this feed counts as the last one.
@@ -265,10 +254,10 @@ mod tests {
     #[test]
     fn late_reader_learns_how_many_events_it_missed() {
         let feed = Feed::default();
-        feed.push(write(1));
+        feed.push(write());
         let last_id = feed.after(None, 0).last_id;
-        for token in 2..=10_001 {
-            feed.push(write(token));
+        for _ in 0..10_000 {
+            feed.push(write());
         }
         let late = feed.after(Some(last_id), 0);
         assert_eq!(late.events.len(), READ_MOST);
@@ -279,9 +268,9 @@ mod tests {
     #[test]
     fn write_events_evict_no_grants_and_memory_is_bounded() {
         let feed = Feed::default();
-        feed.push(grant(7));
-        for token in 1..=100_000 {
-            feed.push(write(token));
+        feed.push(grant());
+        for _ in 0..100_000 {
+            feed.push(write());
         }
         assert_eq!(ids(&feed.after(None, 0))[0], 1, "the grant is shown");
         let kept = feed.kept();
@@ -295,17 +284,17 @@ mod tests {
         let mut kept = feed.kept();
         let start = 1_000_000;
         for second in 0..SECONDS + 10 {
-            for token in 1..=3 {
-                kept.push(write(token), start + second);
+            for _ in 0..3 {
+                kept.push(write(), start + second);
             }
         }
         // This event has an earlier second, but is pushed later.
-        kept.push(grant(1), start);
+        kept.push(grant(), start);
         assert_eq!(kept.seconds.len() as u64, SECONDS);
         let (last, counts) = kept.seconds.back().unwrap();
         assert_eq!(*last, start + SECONDS + 9);
-        assert_eq!(counts[write(1).kind()], 3);
-        assert_eq!(counts[grant(1).kind()], 1);
+        assert_eq!(counts[write().kind], 3);
+        assert_eq!(counts[grant().kind], 1);
         drop(kept);
         assert_eq!(feed.after(None, start + SECONDS + 8).seconds.len(), 2);
     }

@@ -42,7 +42,7 @@ const words = {
   refused: (event) => [`refused: ${event.problem.replaceAll("-", " ")}`],
   waiting: (event) => [owner(event.owner), " waits in the queue"],
   granted: (event) =>
-    event.waited_ms === null
+    event.waited_ms === undefined
       ? ["granted to ", owner(event.owner), ", token ", token(event.token)]
       : ["granted to ", owner(event.owner), ", token ", token(event.token), `, after ${time(event.waited_ms)} in the queue`],
   released: () => ["released"],
