@@ -1,6 +1,6 @@
 //! Bodies of the responses: a lease for its holder, and the public state of leases.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 #[cfg(feature = "client")]
 use crate::{header::FencingToken, lease::LeaseId};
@@ -87,6 +87,14 @@ impl From<&Held> for HeldBody {
             ttl_ms: whole_ms(held.ttl),
             waiters: held.waiters,
         }
+    }
+}
+
+/// For the program and the console. The JSON is that of the issuer's responses.
+#[doc(hidden)]
+impl Serialize for Held {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        HeldBody::from(self).serialize(serializer)
     }
 }
 

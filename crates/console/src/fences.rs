@@ -13,12 +13,15 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Console,
     feed::now_ms,
-    leases::{Lease, whole_ms},
     page::NO_STORE,
     rejection::Rejection,
     request::{Asked, Json, rows},
 };
-use tower_fence::{FenceDatabase, Resource, Token, fence::FenceRow, lease::LeaseAdmin};
+use tower_fence::{
+    FenceDatabase, Resource, Token,
+    fence::FenceRow,
+    lease::{Held, LeaseAdmin},
+};
 
 #[derive(Deserialize)]
 pub(super) struct Name {
@@ -39,7 +42,7 @@ impl From<FenceRow> for Row {
             resource: row.resource,
             max_token: row.max_token,
             announced: row.announced,
-            idle_ms: whole_ms(row.idle),
+            idle_ms: row.idle.as_millis() as u64,
         }
     }
 }
@@ -50,7 +53,7 @@ struct State {
     held: bool,
     resource: Resource,
     #[serde(flatten)]
-    lease: Option<Lease>,
+    lease: Option<Held>,
 }
 
 /// The fence and the lease of a resource.
@@ -84,7 +87,7 @@ pub(super) async fn look_up<DB: FenceDatabase, L: LeaseAdmin>(
         lease: State {
             held: held.is_some(),
             resource: resource.clone(),
-            lease: held.as_ref().map(Lease::from),
+            lease: held,
         },
         now_ms: now_ms(),
         resource,

@@ -1,6 +1,6 @@
 //! Requests that list the held leases or break a lease.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::{
     Json as Answer,
@@ -34,39 +34,11 @@ pub(super) struct Paging {
     search: Option<String>,
 }
 
-pub(crate) fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A held lease, without its resource.
-#[derive(Serialize)]
-pub(crate) struct Lease {
-    token: Token,
-    owner: Option<Box<str>>,
-    /// The time of the grant (RFC 3339), by the clock of the store or of the issuer.
-    granted_at: Option<String>,
-    ttl_ms: u64,
-    waiters: u64,
-}
-
-impl From<&Held> for Lease {
-    fn from(held: &Held) -> Self {
-        let granted_at = held.granted_at.map(humantime::format_rfc3339_seconds);
-        Self {
-            token: held.token,
-            owner: held.owner.as_ref().map(|owner| owner.as_str().into()),
-            granted_at: granted_at.map(|time| time.to_string()),
-            ttl_ms: whole_ms(held.ttl),
-            waiters: held.waiters,
-        }
-    }
-}
-
 #[derive(Serialize)]
 struct Listed {
     resource: Resource,
     #[serde(flatten)]
-    lease: Lease,
+    held: Held,
 }
 
 #[derive(Serialize)]
@@ -93,12 +65,11 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
         }
         Some(search) => find(&console.leases, &search.to_lowercase(), limit, cursor).await?,
     };
-    let listed = page.leases.into_iter().map(|(resource, held)| Listed {
-        lease: Lease::from(&held),
-        resource,
-    });
+    let leases = page.leases.into_iter();
     let leases = Leases {
-        leases: listed.collect(),
+        leases: leases
+            .map(|(resource, held)| Listed { resource, held })
+            .collect(),
         cursor: page.cursor,
         looked_through,
     };

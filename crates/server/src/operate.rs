@@ -161,15 +161,10 @@ fn token(text: &str) -> Result<Token, String> {
 }
 
 fn object(resource: &Resource, held: &Held) -> Value {
-    json!({
-        "resource": resource,
-        "held": true,
-        "token": held.token.get(),
-        "owner": held.owner.as_ref().map(|owner| owner.as_str()),
-        "granted_at": since(held),
-        "ttl_ms": held.ttl.as_millis() as u64,
-        "waiters": held.waiters,
-    })
+    let mut object = json!(held);
+    object["resource"] = json!(resource);
+    object["held"] = true.into();
+    object
 }
 
 /// Returns the time when a lease was granted, if the store records it.

@@ -75,7 +75,7 @@ export const owner = (text) => (text ? name(text) : element("span", { class: "so
 export function holder({ lease, now_ms }) {
   if (!lease.held) return ["The lease is not held."];
   const said = [owner(lease.owner), " holds it now, with token ", token(lease.token)];
-  if (lease.granted_at === null) return [...said, "."];
+  if (lease.granted_at === undefined) return [...said, "."];
   const at = Date.parse(lease.granted_at);
   return [...said, ", since ", moment(at), ` (for ${time(now_ms - at)}).`];
 }
