@@ -14,7 +14,8 @@ use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 /// text of its cause, the cause is omitted. The line number of Postgres' source code, which sqlx
 /// adds to its errors, is removed. Characters that end a line or change the direction of text are
 /// escaped, because the text may contain a value that a client has sent.
-pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
+#[derive(Debug)]
+pub struct Chain<'a>(pub &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

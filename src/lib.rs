@@ -146,7 +146,9 @@ pub mod announce;
 mod body;
 #[cfg(feature = "postgres")]
 mod calls;
-mod chain;
+// The program and the console use it, too.
+#[doc(hidden)]
+pub mod chain;
 #[cfg(feature = "client")]
 pub mod client;
 #[doc = include_str!("deployment.md")]

@@ -1,12 +1,11 @@
 //! Refused requests, as problem details (`application/problem+json`).
 
-use std::error::Error;
-
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
 use tower_fence::{
     AdmitError,
+    chain::Chain,
     fence::ResetError,
     issuer,
     lease::LeaseError,
@@ -107,16 +106,10 @@ impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         match &self {
             Self::Lease(error @ (LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))) => {
-                tracing::error!(
-                    error = error as &(dyn Error + 'static),
-                    "the console cannot reach the lease store"
-                );
+                tracing::error!(error = %Chain(error), "the console cannot reach the lease store");
             }
             Self::Fence(error) => {
-                tracing::error!(
-                    error = error as &(dyn Error + 'static),
-                    "the console cannot read the fence"
-                );
+                tracing::error!(error = %Chain(error), "the console cannot read the fence");
             }
             _ => {}
         }

@@ -2,7 +2,8 @@
 
 use std::{error::Error, path::Path};
 
-use sqlx::{error::DatabaseError, migrate::MigrateError};
+use sqlx::error::DatabaseError;
+use tower_fence::chain::Chain;
 
 /// The command line is invalid (`EX_USAGE`).
 pub const USAGE: u8 = 64;
@@ -49,7 +50,7 @@ impl Failure {
         Self::new(CONFIGURATION, text)
     }
 
-    pub fn unavailable(what: &str, error: &(dyn Error + 'static)) -> Self {
+    pub fn unavailable(what: &str, error: &dyn Error) -> Self {
         Self::new(UNAVAILABLE, format!("{what}: {}", chain(error)))
     }
 
@@ -82,32 +83,13 @@ impl Failure {
     }
 }
 
-/// Formats an error with its causes. Omits a cause if the error before it ends with the same text.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = text_of(error);
-    let mut last = text.clone();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let told = text_of(cause);
-        if !last.ends_with(&told) {
-            text = format!("{text}: {told}");
-        }
-        last = told;
-        source = cause.source();
-    }
-    text
-}
-
-/// Formats an error without its causes. The prefix of `sqlx::Error::Configuration` and the position
-/// in the source of Postgres do not help an operator.
-fn text_of(error: &(dyn Error + 'static)) -> String {
-    if let Some(MigrateError::Execute(_)) = error.downcast_ref() {
-        return "the migration failed".to_owned();
-    }
-    match database_error(error) {
-        Some(refused) => refused.message().to_owned(),
-        None => error.to_string().replace("error with configuration: ", ""),
-    }
+/// Formats an error with its causes, without the prefixes of sqlx, which do not help an operator.
+pub fn chain(error: &dyn Error) -> String {
+    Chain(error)
+        .to_string()
+        .replace("while executing migrations: ", "the migration failed: ")
+        .replace("error returned from database: ", "")
+        .replace("error with configuration: ", "")
 }
 
 /// Returns the error of the database, if `error` is one or wraps one directly.
