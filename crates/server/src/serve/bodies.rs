@@ -21,9 +21,9 @@ use tokio::{
 use super::phase::{Phase, State};
 
 /// A request that is in progress until the last part of its response is in a buffer.
-pub(super) struct UnderWay(Arc<State>);
+pub(super) struct Answering(Arc<State>);
 
-impl UnderWay {
+impl Answering {
     pub(super) fn new(state: &Arc<State>) -> Self {
         Self(Arc::clone(state))
     }
@@ -32,12 +32,12 @@ impl UnderWay {
     pub(super) fn until_sent(self, body: Body) -> Answer {
         Answer {
             body,
-            _under_way: self,
+            _answering: self,
         }
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for Answering {
     fn drop(&mut self) {
         let mut phase = self.0.phase();
         let since = match *phase {
@@ -141,7 +141,7 @@ impl http_body::Body for RequestBody {
 /// The body of a response.
 pub(super) struct Answer {
     body: Body,
-    _under_way: UnderWay,
+    _answering: Answering,
 }
 
 impl http_body::Body for Answer {

@@ -31,7 +31,7 @@ use tower_fence::sampler::Sampler;
 use tower_service::Service;
 
 use super::{
-    bodies::{RequestBody, UnderWay},
+    bodies::{Answering, RequestBody},
     phase::{Phase, State},
     stop::Stop,
     tls::Tls,
@@ -196,7 +196,7 @@ impl Connection {
         request: hyper::Request<Incoming>,
     ) -> Result<Response, std::convert::Infallible> {
         *self.state.phase() = Phase::Request(Instant::now());
-        let under_way = UnderWay::new(&self.state);
+        let answering = Answering::new(&self.state);
         let may_drain = !request.headers().contains_key(EXPECT);
         let mut request: Request =
             request.map(|body| Body::new(RequestBody::new(body, &self.state, may_drain)));
@@ -208,7 +208,7 @@ impl Connection {
             let headers = response.headers_mut();
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        Ok(response.map(|body| Body::new(under_way.until_sent(body))))
+        Ok(response.map(|body| Body::new(answering.until_sent(body))))
     }
 }
 
