@@ -14,6 +14,7 @@ mod describe;
 mod etcd;
 mod fit;
 mod health;
+mod limits;
 mod metrics;
 mod phase;
 mod probe;

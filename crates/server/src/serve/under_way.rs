@@ -8,11 +8,9 @@
 //!    a second. Any other request may take the time of `--drain`.
 
 use std::{
-    collections::HashMap,
     iter,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -29,7 +27,6 @@ use http::Method;
 use http_body::Body as _;
 use tokio::{
     runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
     time::{error::Elapsed, sleep, timeout},
 };
 use tower_fence::{
@@ -38,7 +35,7 @@ use tower_fence::{
     problem::{Problem, ProblemType},
 };
 
-use super::{access::Caller, args::LimitArgs, probe::Recent, stop::Stop};
+use super::{args::LimitArgs, limits::Limit, probe::Recent, stop::Stop};
 
 /// How long the number of background tasks must stay the same before `settle` returns.
 const CALM: Duration = Duration::from_millis(500);
@@ -58,109 +55,6 @@ pub struct UnderWay {
     stop: Stop,
     drain: Duration,
     sent_away: Arc<AtomicBool>,
-}
-
-/// The limits for one kind of request.
-#[derive(Clone)]
-struct Limit {
-    kind: &'static str,
-    free: Arc<Semaphore>,
-    callers: Arc<Callers>,
-}
-
-/// The requests of each caller, and their maximum number.
-struct Callers {
-    each: usize,
-    requests: Mutex<HashMap<Source, usize>>,
-}
-
-/// The caller of a request: its secret, or its address if the server has no secrets.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Source {
-    Secret(Caller),
-    Address(IpAddr),
-    Unknown,
-}
-
-/// The permit of a request.
-struct Place {
-    _permit: OwnedSemaphorePermit,
-    _caller: CallersPlace,
-}
-
-struct CallersPlace {
-    callers: Arc<Callers>,
-    source: Source,
-}
-
-impl Source {
-    fn of(request: &Request) -> Self {
-        if let Some(caller) = request.extensions().get::<Caller>() {
-            return Self::Secret(*caller);
-        }
-        // A listener for IPv6 reports the address of an IPv4 client as an IPv6 address.
-        let peer = request.extensions().get::<SocketAddr>();
-        match peer.map(|peer| peer.ip().to_canonical()) {
-            Some(IpAddr::V6(ip)) => {
-                Self::Address(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into())
-            }
-            Some(ip) => Self::Address(ip),
-            None => Self::Unknown,
-        }
-    }
-}
-
-impl Callers {
-    fn enter(self: &Arc<Self>, source: Source) -> Option<CallersPlace> {
-        let mut requests = self.requests();
-        let count = requests.entry(source).or_default();
-        if *count >= self.each {
-            return None;
-        }
-        *count += 1;
-        let callers = Arc::clone(self);
-        Some(CallersPlace { callers, source })
-    }
-
-    fn requests(&self) -> MutexGuard<'_, HashMap<Source, usize>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for CallersPlace {
-    fn drop(&mut self) {
-        let mut requests = self.callers.requests();
-        if let Some(count) = requests.get_mut(&self.source) {
-            *count -= 1;
-            if *count == 0 {
-                requests.remove(&self.source);
-            }
-        }
-    }
-}
-
-impl Limit {
-    /// `each` is the limit for each caller, by default half of the total limit.
-    fn new(kind: &'static str, total: u32, each: Option<u32>) -> Self {
-        Self {
-            kind,
-            free: Arc::new(Semaphore::new(total as usize)),
-            callers: Arc::new(Callers {
-                each: each.unwrap_or(total.div_ceil(2)) as usize,
-                requests: Mutex::default(),
-            }),
-        }
-    }
-
-    /// Returns a permit for this request, or the limit that is reached.
-    fn place(&self, request: &Request) -> Result<Place, String> {
-        let permit = Arc::clone(&self.free).try_acquire_owned();
-        let _permit = permit.map_err(|_| format!("the limit of {} is reached", self.kind))?;
-        let caller = self.callers.enter(Source::of(request));
-        let _caller =
-            caller.ok_or_else(|| format!("this caller's limit of {} is reached", self.kind))?;
-        Ok(Place { _permit, _caller })
-    }
 }
 
 impl UnderWay {
@@ -317,40 +211,4 @@ fn busy(detail: &str) -> Response {
         .detail(detail)
         .retry_after(Duration::from_secs(1))
         .into_response()
-}
-
-#[cfg(test)]
-mod tests {
-    use axum::body::Body;
-
-    use super::*;
-
-    fn request(peer: &str) -> Request {
-        let mut request = Request::new(Body::empty());
-        let peer: SocketAddr = peer.parse().unwrap();
-        request.extensions_mut().insert(peer);
-        request
-    }
-
-    #[test]
-    fn clients_are_told_apart_by_address_or_network() {
-        let same = |one, other| Source::of(&request(one)) == Source::of(&request(other));
-        assert!(same("[2001:db8::1]:1", "[2001:db8::2]:2"));
-        assert!(!same("[2001:db8::1]:1", "[2001:db8:0:1::1]:1"));
-        assert!(same("192.0.2.1:1", "[::ffff:192.0.2.1]:2"));
-        assert!(!same("[::ffff:192.0.2.1]:1", "[::ffff:192.0.2.2]:1"));
-    }
-
-    #[test]
-    fn a_caller_has_at_most_half_of_the_requests() {
-        let limit = Limit::new("requests", 4, None);
-        let place = |peer| limit.place(&request(peer));
-        let held = ["192.0.2.1:1", "192.0.2.1:2"].map(|peer| place(peer).unwrap());
-        let refused = place("192.0.2.1:3").err().unwrap();
-        assert!(refused.starts_with("this caller's limit"), "{refused}");
-        let other = place("192.0.2.2:1").unwrap();
-        drop(held);
-        drop((place("192.0.2.1:3").unwrap(), other));
-        assert!(limit.callers.requests().is_empty());
-    }
 }
