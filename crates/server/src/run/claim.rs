@@ -21,8 +21,7 @@ use crate::{
     logs,
 };
 
-/// How long a request may still be in transit to the store after its answer was lost, or after it
-/// was dropped.
+/// How long a request may still be in transit to the store after a later request has overtaken it.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 /// How long this process tries, after a signal to end, to release a lease that may have been
 /// granted to it.
@@ -135,8 +134,8 @@ impl<L: Leases + Clone> Claim<L> {
         })
     }
 
-    /// Releases a lease that may have been granted to a request whose answer was lost. The request
-    /// may be in transit for this time, and be executed after a release that overtakes it.
+    /// Releases a lease that may have been granted to a request whose answer was lost. For the time
+    /// `in_transit`, the request may be executed after a release that overtakes it.
     async fn take_back(
         &self,
         limit: Duration,
