@@ -10,6 +10,7 @@
 
 use std::{
     any::Any,
+    mem,
     panic::{AssertUnwindSafe, resume_unwind},
     sync::Arc,
     time::Duration,
@@ -99,14 +100,20 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
     let slot = CloseOnDrop { fence, slot };
-    let Ok(ended) = timeout(within, handler).await else {
+    let Ok(mut ended) = timeout(within, handler).await else {
         return Ok(too_late(fence, &slot.slot).await.into_response());
     };
+    let ending = Ending::of(&slot.slot);
+    if let Ended::Response(response, outcome, _) = &mut ended
+        && verdict(*outcome, &ending.closed.place) == Verdict::RaiseAndRefuse
+    {
+        // The body may hold the transaction. The raise would wait for its row lock or connection.
+        drop(mem::take(response));
+    }
     let (outcome, stored) = match &ended {
         Ended::Response(_, outcome, stored) => (*outcome, stored.as_ref()),
         _ => (Outcome::NONE, None),
     };
-    let ending = Ending::of(&slot.slot);
     let settled = ending.end(fence, outcome, stored).await;
     match (ended, settled) {
         (Ended::Response(response, ..), Ok(())) => Ok(response),

@@ -42,16 +42,15 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     }
 }
 
+/// The response has the only connection of the pool.
 async fn transaction_in_the_response_body_is_not_a_success<DB: TestDatabase>() {
-    let db = DB::fresh(4).await;
-    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
-    let server = Server::start(app(fence, Plan::default())).await;
+    let db = DB::fresh(1).await;
+    let server = start(&db).await;
     server
         .write("/a/stream", 5)
         .await
         .is_problem(500, "transaction-escaped");
-    assert_eq!(db.entries().await, 0);
-    assert_eq!(server.write("/a/add", 5).await.status, 200);
+    nothing_but_the_fence_has_moved(&db, &server).await;
 }
 
 /// A deferred constraint fails, or a nested transaction is open.
