@@ -8,11 +8,15 @@
 mod direct;
 mod reuse;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use derive_where::derive_where;
 use sqlx::{Pool, pool::PoolConnection};
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 
 pub(super) use self::direct::with_address;
 use self::{direct::Direct, reuse::Reuse};
@@ -43,7 +47,7 @@ pub(super) struct Connections<DB: Transactions> {
 /// Connection that was taken from the pool. When this value is dropped, the connection returns to
 /// the pool.
 pub(super) struct CheckedOut<DB: Transactions> {
-    pub(super) conn: PoolConnection<DB>,
+    pub(super) conn: Pooled<DB>,
     pub(super) origin: Origin,
     /// When the process sent the BEGIN of the early transaction on the connection. Only reused
     /// connections have an early transaction.
@@ -129,7 +133,10 @@ impl<DB: Transactions> Connections<DB> {
 impl<DB: Transactions> CheckedOut<DB> {
     fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
         Self {
-            conn,
+            conn: Pooled {
+                conn: Some(conn),
+                runtime: Handle::try_current().ok(),
+            },
             origin,
             early: None,
             is_alone: false,
@@ -149,6 +156,46 @@ impl<DB: Transactions> CheckedOut<DB> {
 impl<DB: Transactions> Drop for CheckedOut<DB> {
     fn drop(&mut self) {
         self.end_early_transaction();
+    }
+}
+
+/// Connection of the pool that may be dropped outside of any runtime. sqlx would panic there, so
+/// the connection is dropped in the runtime in which it was checked out.
+pub(super) struct Pooled<DB: Transactions> {
+    conn: Option<PoolConnection<DB>>,
+    runtime: Option<Handle>,
+}
+
+impl<DB: Transactions> Pooled<DB> {
+    /// Returns the current runtime or, outside of any runtime, the runtime in which the connection
+    /// was checked out. Without a runtime, no connection is checked out.
+    pub(super) fn runtime(&self) -> Option<Handle> {
+        Handle::try_current().ok().or_else(|| self.runtime.clone())
+    }
+}
+
+/// Only `drop` takes the connection.
+const HELD: &str = "the connection is held until it is dropped";
+
+impl<DB: Transactions> Deref for Pooled<DB> {
+    type Target = PoolConnection<DB>;
+
+    fn deref(&self) -> &Self::Target {
+        self.conn.as_ref().expect(HELD)
+    }
+}
+
+impl<DB: Transactions> DerefMut for Pooled<DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.conn.as_mut().expect(HELD)
+    }
+}
+
+impl<DB: Transactions> Drop for Pooled<DB> {
+    fn drop(&mut self) {
+        let runtime = self.runtime();
+        let _entered = runtime.as_ref().map(Handle::enter);
+        drop(self.conn.take());
     }
 }
 

@@ -28,8 +28,7 @@ impl<DB: Transactions> CleanUp<DB> {
     /// Cleans up in a task: sends the rollbacks that are queued on the connection, waits for the
     /// responses, and returns the connection to the pool.
     pub(super) fn spawn(self) {
-        // Without a runtime, dropping the connection closes it.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        if let Some(runtime) = self.checked_out.conn.runtime() {
             runtime.spawn(self.run());
         }
     }

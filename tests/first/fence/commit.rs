@@ -1,7 +1,7 @@
 //! The result of a commit, and the state after a transaction that ended in another way, on both
 //! databases.
 
-use std::{panic::AssertUnwindSafe, time::Duration};
+use std::{panic::AssertUnwindSafe, thread, time::Duration};
 
 use futures_util::FutureExt;
 use sqlx::{Connection, PgConnection, Postgres};
@@ -48,6 +48,12 @@ async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
             .await,
         6
     );
+    // A thread outside of the runtime may drop the transaction as well.
+    let mut tx = begin(&fence, 9).await;
+    insert(&mut tx, 9).await;
+    thread::spawn(|| drop(tx)).join().unwrap();
+    write(&fence, 8).await.unwrap();
+    assert_eq!(db.entries().await, 2);
 }
 
 async fn ignored_error_is_never_a_false_success<DB: TestDatabase>() {
