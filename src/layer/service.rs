@@ -141,8 +141,11 @@ where
         let route = request.extensions().get::<MatchedPath>();
         let route = route.map(MatchedPath::as_str);
         let span = tracing::info_span!("fence", route, resource = Empty, token = Empty);
+        // A filter may disable this span. `Span::current` would then return a span of the
+        // application.
+        let fields = span.clone();
         let call = async move {
-            let response = config.respond(inner, request).await?;
+            let response = config.respond(inner, request, &fields).await?;
             Ok(config.render(response))
         };
         Box::pin(call.instrument(span))
@@ -151,7 +154,12 @@ where
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// Responds to a request with the handler's response or with a refusal.
-    async fn respond<S>(&self, inner: S, request: Request<Body>) -> Result<Response, S::Error>
+    async fn respond<S>(
+        &self,
+        inner: S,
+        request: Request<Body>,
+        span: &Span,
+    ) -> Result<Response, S::Error>
     where
         S: Service<Request<Body>>,
         S::Response: IntoResponse,
@@ -167,7 +175,6 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let claims = match self.identify(&mut parts).await {
             Ok(Some(claims)) => {
                 let first = claims.first();
-                let span = Span::current();
                 span.record("resource", first.resource.as_str());
                 span.record("token", first.token.get());
                 claims

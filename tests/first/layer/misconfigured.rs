@@ -15,6 +15,7 @@ use tower_fence::{
     layer::DatabaseError,
     lease::{MemoryLeases, PostgresLeases, RedisLeases},
 };
+use tracing::Level;
 
 use super::protected::Log;
 use crate::support::{
@@ -122,7 +123,7 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
 #[tokio::test]
 async fn missing_rights_and_tables_are_500_and_logged() {
     // The whole test runs in this thread.
-    let (log, _guard) = Log::of_this_thread();
+    let (log, _guard) = Log::of_this_thread(Level::INFO);
     let mut others = vec![];
     for (fault, misconfigured, named) in FAULTS {
         let (db, role, pool) = with_role().await;

@@ -16,7 +16,10 @@ use tower_fence::{
     FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite,
     layer::{DatabaseError, Refusal},
 };
-use tracing::subscriber::{DefaultGuard, set_default};
+use tracing::{
+    Level,
+    subscriber::{DefaultGuard, set_default},
+};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -201,12 +204,13 @@ impl io::Write for Log {
 }
 
 impl Log {
-    /// Collects the log of this thread until the guard is dropped.
-    pub fn of_this_thread() -> (Self, DefaultGuard) {
+    /// Collects the log of this thread, down to this level, until the guard is dropped.
+    pub fn of_this_thread(level: Level) -> (Self, DefaultGuard) {
         let log = Self::default();
         let to_log = log.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
+            .with_max_level(level)
             .with_writer(move || to_log.clone());
         (log, set_default(subscriber.finish()))
     }
@@ -220,7 +224,7 @@ impl Log {
 async fn unadmitted_write_is_refused_and_named_only_in_the_log() {
     let db = with_stock().await;
     // The whole test runs in this thread.
-    let (log, _guard) = Log::of_this_thread();
+    let (log, _guard) = Log::of_this_thread(Level::INFO);
     let server = start(&db, Writes("others")).await;
     for (token, route) in (1..).zip(ROUTES.into_iter().chain(ROUTES)) {
         log.take();

@@ -9,7 +9,9 @@ use http_body_util::{BodyExt, Full};
 use sqlx::{PgPool, Sqlite};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fence::{Fence, FenceLayer, InvalidResource, Resource, SqliteFencedTx};
+use tracing::{Instrument, Level, field::Empty};
 
+use super::protected::Log;
 use crate::support::{
     database::TestDatabase,
     proxy::{Link, Proxy},
@@ -134,4 +136,33 @@ async fn two_fences_on_two_databases_are_a_configuration_error() {
         answer.is_problem(500, "misconfigured");
         assert!(answer.text.contains("two `FenceLayer`s"), "{answer:?}");
     }
+}
+
+/// A filter may disable the span of the layer.
+#[tokio::test]
+async fn span_of_the_application_is_left_unchanged() {
+    let db = Sqlite::fresh(2).await;
+    let path =
+        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
+    let service = service_fn(async |_: Request<Body>| {
+        tracing::warn!("handled");
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    });
+    let (log, _guard) = Log::of_this_thread(Level::WARN);
+    let span = tracing::warn_span!("request", resource = Empty, token = Empty);
+    let request = Request::post("/sku-1").header("Fencing-Token", "5");
+    let request = request.body(Body::empty()).unwrap();
+    let answer = FenceLayer::new(db.fence(), path)
+        .layer(service)
+        .oneshot(request);
+    assert_eq!(
+        answer.instrument(span).await.unwrap().status(),
+        StatusCode::OK
+    );
+    let log = log.take();
+    assert!(
+        log.contains("request: ") && log.contains("handled"),
+        "{log}"
+    );
+    assert!(!log.contains("sku-1"), "{log}");
 }
