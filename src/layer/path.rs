@@ -18,7 +18,9 @@ use crate::{
 ///
 /// For the route `/inventory/{sku}`, use `PathParam("sku")`. The layer must be inside the router
 /// (`Router::layer`, `Router::route_layer`, `MethodRouter::layer`). Outside of the router, the path
-/// parameters are not yet known, and the layer refuses every write.
+/// parameters are not yet known, and the layer refuses every write. The layer also refuses every
+/// write if it wraps a service that is mounted with `nest_service`, for which axum sets no
+/// `MatchedPath`.
 ///
 /// Names are compared byte by byte, and different names denote different resources. If the handler
 /// parses the parameter, several names may denote one row. In that case use [`FromPath`] with a

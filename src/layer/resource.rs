@@ -166,7 +166,10 @@ pub enum ResourceError {
     #[error("the resource of the request cannot be determined at the moment")]
     Unavailable,
     /// The request reached the layer before a route matched.
-    #[error("no route matched before the fence; add `FenceLayer` inside the router")]
+    #[error(
+        "no route matched before the fence (a `nest_service` does not count as a route): add `FenceLayer` inside the \
+         router, or use `nest`"
+    )]
     NoRoute,
     /// The value of a path parameter cannot be parsed as the type that the resource's name needs.
     #[error("invalid value of the path parameter `{0}`")]

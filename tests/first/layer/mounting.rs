@@ -59,14 +59,15 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
     // forwarding it unchecked.
     let outside = Router::new().fallback_service(
         tower::ServiceBuilder::new()
-            .layer(layer)
+            .layer(layer.clone())
             .service(Router::new().route("/{sku}/plain", any(|| async { "plain" }))),
     );
-    let server = Server::start(outside).await;
-    server
-        .write("/a/plain", 9)
-        .await
-        .is_problem(404, "unknown-route");
+    let nested = Router::new().nest_service("/{sku}", any(|| async { "plain" }).layer(layer));
+    for app in [outside, nested] {
+        let refused = Server::start(app).await.write("/a/plain", 9).await;
+        let problem = refused.is_problem(404, "unknown-route");
+        assert!(refused.text.contains("`nest_service`"), "{problem}");
+    }
 }
 
 async fn handler_without_a_layer_logs_what_is_missing<DB: TestDatabase>() {
