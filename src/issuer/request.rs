@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{
     body::Body,
-    extract::{FromRequestParts, Path},
+    extract::{FromRequestParts, RawPathParams},
 };
 use bytes::Bytes;
 use http::{
@@ -13,7 +13,6 @@ use http::{
     request::Parts,
 };
 use http_body::Body as _;
-use serde::Deserialize;
 
 use super::response::Rejection;
 use crate::{
@@ -36,13 +35,6 @@ pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
     }
 }
 
-/// Parameters of a route of the issuer. The path before it may contain parameters of the
-/// application.
-#[derive(Deserialize)]
-struct InPath {
-    resource: String,
-}
-
 /// Resource in the path, as one percent-encoded segment.
 pub(super) struct ResourcePath(pub(super) Resource);
 
@@ -51,9 +43,13 @@ impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
         // The issuer's routes have this parameter, so extraction fails only for invalid UTF-8.
-        let Path(InPath { resource }) = Path::from_request_parts(parts, state)
+        let params = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| invalid("resource", InvalidResource::NotUtf8))?;
+        // The path before the issuer's routes may contain parameters of the application, even with
+        // the same name.
+        let named = params.iter().filter(|(name, _)| *name == "resource");
+        let resource = named.last().map_or("", |(_, value)| value);
         let resource = Resource::new(resource).map_err(|error| invalid("resource", error))?;
         Ok(Self(resource))
     }
