@@ -17,7 +17,7 @@ use bytes::Bytes;
 use derive_where::derive_where;
 use futures_util::future::{BoxFuture, ready};
 use http::{
-    HeaderName, HeaderValue, Method, Request,
+    HeaderMap, HeaderName, HeaderValue, Method, Request,
     header::{CACHE_CONTROL, EXPECT, VARY},
     request::Parts,
 };
@@ -325,6 +325,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             }
         };
         let body = self.read_body(parts, body).await?;
+        let trailers = body.trailers().cloned();
+        let bytes = body.to_bytes();
+        let body = whole(bytes.clone(), trailers);
         let is_deferred = self.deferred && !is_read && record.is_none();
         let admission = (!is_deferred).then(|| Timer {
             name: "tower_fence_admission_seconds",
@@ -336,7 +339,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 return Err(Refusal::UnknownEpoch(claim));
             }
             if is_deferred {
-                return Ok(Entry::Write(Slot::pending(claims), Body::new(body)));
+                return Ok(Entry::Write(Slot::pending(claims), body));
             }
             let begun = match is_read {
                 true => self.fence.begin_read(claims, self.token_use).await,
@@ -344,10 +347,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             };
             drop(admission);
             let slot = self.admitted(parts, begun?).await?;
-            return Ok(Entry::Write(slot, Body::new(body)));
+            return Ok(Entry::Write(slot, body));
         };
-        let trailers = body.trailers().cloned().map(Ok);
-        let bytes = body.to_bytes();
         let request = keys.keyed(id, parts, &claims, &bytes);
         if let Some(claim) = never_granted {
             let answered = self.fence.answered(&request).await?;
@@ -355,7 +356,6 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 .map(|stored| Entry::Replay(replay(stored)))
                 .ok_or(Refusal::UnknownEpoch(claim));
         }
-        let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
         let begun = self.fence.begin_once(request, claims, self.token_use);
         let begun = begun.await;
         drop(admission);
@@ -419,4 +419,12 @@ where
     S::Response: IntoResponse,
 {
     Ok(inner.call(request).await?.into_response())
+}
+
+/// Returns a body that was read completely. Unlike [`Collected`], its length and its end are known.
+fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Body {
+    match trailers {
+        Some(trailers) => Body::new(Full::new(bytes).with_trailers(ready(Some(Ok(trailers))))),
+        None => Body::from(bytes),
+    }
 }

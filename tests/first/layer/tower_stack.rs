@@ -5,6 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use axum::{body::Body, extract::FromRequestParts};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
+use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
 use sqlx::{PgPool, Sqlite};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
@@ -18,11 +19,17 @@ use crate::support::{
 };
 
 async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let body = request.into_body().collect().await.unwrap().to_bytes();
+    let body = request.into_body();
+    let (length, is_empty) = (body.size_hint().exact(), body.is_end_stream());
+    let body = body.collect().await.unwrap().to_bytes();
+    assert_eq!(
+        (length, is_empty),
+        (Some(body.len() as u64), body.is_empty())
+    );
     Ok(Response::new(Body::from(body)))
 }
 
-/// A body whose type is not axum's is forwarded completely.
+/// A body whose type is not axum's is forwarded completely, with its length.
 #[tokio::test]
 async fn any_body_type_is_accepted() {
     let db = Sqlite::fresh(2).await;
@@ -32,16 +39,18 @@ async fn any_body_type_is_accepted() {
         .layer(FenceLayer::new(db.fence(), path))
         .service(service_fn(echo));
     assert!(format!("{stack:?}").starts_with("FenceService"));
-    let request = |token: &str| {
+    let request = |token: &str, body: &'static str| {
         Request::post("/sku-1")
             .header("Fencing-Token", token)
-            .body(Full::new(Bytes::from_static(b"whole")))
+            .body(Full::new(Bytes::from(body)))
             .unwrap()
     };
-    let answer = stack.clone().oneshot(request("5")).await.unwrap();
-    let answer = answer.into_body().collect().await.unwrap();
-    assert_eq!(answer.to_bytes(), "whole");
-    let stale = stack.clone().oneshot(request("5")).await.unwrap();
+    for (token, body) in [("4", ""), ("5", "whole")] {
+        let answer = stack.clone().oneshot(request(token, body)).await.unwrap();
+        let answer = answer.into_body().collect().await.unwrap();
+        assert_eq!(answer.to_bytes(), body);
+    }
+    let stale = stack.clone().oneshot(request("5", "")).await.unwrap();
     assert_eq!(stale.status(), StatusCode::PRECONDITION_FAILED);
     let inner = *stack.get_ref();
     let _ = (stack.get_mut(), inner);
