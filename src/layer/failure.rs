@@ -1,4 +1,4 @@
-//! [`DatabaseError`]: the response to a failed statement of a handler.
+//! [`DatabaseError`]: the response of a handler after a failed statement or call of the fence.
 
 use std::sync::Arc;
 
@@ -7,13 +7,15 @@ use axum::response::{IntoResponse, Response};
 use super::{Refusal, refusal::of_statement};
 use crate::{
     chain::Chain,
-    fence::{AdmitError, WriteError},
+    fence::{AdmitError, CommitError, WriteError},
     problem::{Problem, ProblemType},
 };
 
-/// Error response for a failed statement of a handler.
+/// Error response for a handler whose statement, or whose call of the fence, has failed.
 ///
-/// The operator `?` converts sqlx's errors into this type.
+/// The operator `?` converts sqlx's errors and the errors of the fence into this type. A
+/// [`WriteError`] is rendered as if the handler had returned it. Any other error of the fence is
+/// rendered like a refusal by the layer. The following applies to sqlx's errors.
 ///
 /// If another transaction caused the failure (a deadlock, a serialization failure or a lock
 /// timeout), the response is 503 `fence-busy`. If the database is unreachable, the response is 503
@@ -33,12 +35,38 @@ use crate::{
 /// }
 /// ```
 #[derive(Debug, thiserror::Error)]
-#[error("a statement failed")]
-pub struct DatabaseError(#[from] sqlx::Error);
+#[non_exhaustive]
+pub enum DatabaseError {
+    /// A statement failed.
+    #[error("a statement failed")]
+    Statement(#[from] sqlx::Error),
+    /// The token was not admitted, or the transaction was not committed.
+    #[error(transparent)]
+    Refusal(#[from] Refusal),
+    /// A [single-statement write](super::PendingWrite::write) failed.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl From<AdmitError> for DatabaseError {
+    fn from(error: AdmitError) -> Self {
+        Refusal::from(error).into()
+    }
+}
+
+impl From<CommitError> for DatabaseError {
+    fn from(error: CommitError) -> Self {
+        Refusal::from(error).into()
+    }
+}
 
 impl IntoResponse for DatabaseError {
     fn into_response(self) -> Response {
-        failed(&Arc::new(self.0))
+        match self {
+            Self::Statement(error) => failed(&Arc::new(error)),
+            Self::Refusal(refusal) => refusal.into_response(),
+            Self::Write(error) => error.into_response(),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Postgres};
 use tokio::sync::{Notify, mpsc};
 use tower_fence::{
     CommitError, Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
-    Token, TokenUse, fence::WriteError, layer::Refusal,
+    Token, TokenUse, fence::WriteError, layer::DatabaseError,
 };
 
 use crate::support::{
@@ -45,7 +45,7 @@ async fn handler<DB: TestDatabase>(
     pending: PendingWrite<DB>,
     Path((_, what)): Path<(String, String)>,
     Extension(go_on): Extension<Arc<Notify>>,
-) -> Result<Response, Response> {
+) -> Result<Response, DatabaseError> {
     let token = pending.claim().token.get();
     let insert = format!("INSERT INTO ledger SELECT {token} FROM fence RETURNING entry");
     let insert = AssertSqlSafe(Arc::<str>::from(insert));
@@ -112,7 +112,7 @@ async fn handler<DB: TestDatabase>(
             std::future::pending().await
         }
         _ => {
-            let mut tx = pending.begin().await.map_err(Refusal::into_response)?;
+            let mut tx = pending.begin().await?;
             DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({token})"))
                 .await
                 .unwrap();
@@ -123,11 +123,11 @@ async fn handler<DB: TestDatabase>(
             });
         }
     };
-    match written {
-        Ok(rows) if rows.is_empty() => Ok(StatusCode::CONFLICT.into_response()),
-        Ok(rows) => Ok(rows.len().to_string().into_response()),
-        Err(error) => Err(error.into_response()),
-    }
+    let rows = written?;
+    Ok(match rows.len() {
+        0 => StatusCode::CONFLICT.into_response(),
+        rows => rows.to_string().into_response(),
+    })
 }
 
 pub fn app<DB: TestDatabase>(fence: Fence<DB>, go_on: Arc<Notify>) -> Router {

@@ -12,7 +12,9 @@ use axum::{
 };
 use futures_util::StreamExt;
 use tokio::sync::Notify;
-use tower_fence::{Admitted, CommitError, Fence, FenceLayer, FencedTx, PathParam, Resource};
+use tower_fence::{
+    Admitted, CommitError, Fence, FenceLayer, FencedTx, PathParam, Resource, layer::DatabaseError,
+};
 
 use crate::support::{
     database::{Fresh, Nested, TestDatabase},
@@ -118,10 +120,10 @@ pub async fn forget<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
     StatusCode::OK
 }
 
-pub async fn commit<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
+pub async fn commit<DB: TestDatabase>(mut tx: FencedTx<DB>) -> Result<StatusCode, DatabaseError> {
     insert(&mut tx).await;
-    tx.commit().await.unwrap();
-    StatusCode::IM_A_TEAPOT
+    tx.commit().await?;
+    Ok(StatusCode::IM_A_TEAPOT)
 }
 
 pub async fn linger<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
