@@ -36,7 +36,7 @@ pub struct InvalidSchema;
 /// # Ok(())
 /// # }
 /// ```
-#[derive_where(Debug)]
+#[derive_where(Clone, Debug)]
 #[must_use]
 pub struct FenceBuilder<DB> {
     limits: Limits,

@@ -45,6 +45,7 @@ use crate::fence::{
 ///
 /// If only the future of a statement is dropped, for example by a timeout in the handler, the
 /// statement still runs to its end, and is committed with the transaction.
+#[must_use = "dropped, the transaction is rolled back or returns to the layer"]
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,

@@ -117,7 +117,7 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
         println!("at once: {at_once}, reused: {reuses}: ended after {took:?}");
         assert!(took < BOUND, "the statements ended after {took:?}");
         other.commit().await.unwrap();
-        waiting.await.unwrap().unwrap();
+        drop(waiting.await.unwrap().unwrap());
         // All connections of the pool are available.
         for n in 0..2 * POOL {
             fence.raise(&resource(n), one()).await.unwrap();

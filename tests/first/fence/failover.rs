@@ -409,10 +409,8 @@ async fn concurrent_writers_advance_a_partition_once() {
                 .begin(&sku(), token(1_000_000_006), TokenUse::SingleUse)
                 .await;
             is_stale(highest_stale, 1_000_000_006, HIGHEST_STALE);
-            fence
-                .begin(&name, token(5_000_000_000_000), TokenUse::Reusable)
-                .await
-                .unwrap();
+            let admitted = fence.begin(&name, token(5_000_000_000_000), TokenUse::Reusable);
+            drop(admitted.await.unwrap());
         })
     });
     futures_util::future::join_all(writers)

@@ -243,7 +243,7 @@ async fn flaw(fence: &Fence<Postgres>) -> Option<String> {
             Some(cause.to_string())
         }
         outcome => {
-            outcome.unwrap();
+            drop(outcome.unwrap());
             checked.unwrap();
             None
         }
