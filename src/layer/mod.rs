@@ -8,7 +8,8 @@
 //!    After the response to a fenced read, all older tokens are stale. OPTIONS and TRACE requests,
 //!    which include CORS preflights, pass without a check, whether or not they carry a token. If
 //!    the layer [verifies tokens](FenceLayer::verify_with), it first refuses each token that the
-//!    issuer has not signed.
+//!    issuer has not signed. Put WebSockets outside of the layer, because over HTTP/2 clients open
+//!    them with CONNECT, an unsafe method.
 //! 2. The layer reads the body before it admits the token, within limits of size and time. The
 //!    request of a slow client therefore holds neither a connection nor a row lock. If the layer
 //!    refuses a request before it has read the body, it responds immediately and reads the rest of
@@ -399,7 +400,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// If the request has a key, the layer itself must commit, so that the response is stored in
     /// the same transaction. In the handler, [`FencedTx::commit`](crate::FencedTx::commit) then
-    /// returns an error.
+    /// returns an error. The handler, and middleware inside of the layer, must not leave another
+    /// role set with `SET LOCAL ROLE`, because that role may have no privilege to store the
+    /// response. Set the role in [`on_begin`](Self::on_begin) instead.
     #[must_use]
     pub fn idempotent(mut self, keys: Idempotency) -> Self {
         self.config.idempotency = Some(Arc::new(keys));
