@@ -93,7 +93,8 @@ impl<L: Leases> LeaseGuard<L> {
     ///
     /// Any client that uses the types of the `http` crate accepts the headers. With reqwest, call
     /// `request.headers(lease.headers())`. Call this method once per write, and send the same
-    /// headers with each retry. A retry with a different token would be a different write.
+    /// headers with each retry. A retry with a different token would be a different write. The
+    /// client should [not follow redirects](crate::guide::holders#redirects).
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(1);

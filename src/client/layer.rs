@@ -18,6 +18,9 @@ use super::held_lease::HeldLease;
 /// [`Holder::header`](super::Holder::header) names, and replaces any other value. The layer still
 /// adds the token after the lease is lost, because the fence decides whether the token is stale.
 ///
+/// A GET with the token is a [fenced read](crate::layer#fenced-reads). The client should [not
+/// follow redirects](crate::guide::holders#redirects).
+///
 /// Put layers that retry or hedge requests inside of this layer, as in
 /// `ServiceBuilder::new().layer(lease.layer()).layer(retry)`. All attempts of a write then carry
 /// the same token. If such a layer is outside, an attempt after
