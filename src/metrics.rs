@@ -22,7 +22,7 @@
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |
 //! | `tower_fence_leases_released_total` | leases that were released | it is far below the grants: holders crash, and waiters wait for the leases to expire |
 //! | `tower_fence_leases_broken_total` | leases that an operator has broken | it rises without an action of an operator |
-//! | `tower_fence_lease_refused_total{problem}` | requests that the issuer refused | `lease-lost` rises: holders renew too late; `store-unavailable`: a problem of Redis, or of the announcement of grants |
+//! | `tower_fence_lease_refused_total{problem, reason}` | requests that the issuer refused; only `lease-lost` has a `reason`: `renewal`, or `end` (a release or a break of a lease that is not held, or a queued request that was released) | `lease-lost` rises with the reason `renewal`: holders renew too late; `store-unavailable`: a problem of Redis, or of the announcement of grants |
 //! | `tower_fence_lease_wait_seconds` | histogram: time from a request for a lease to its grant, including the announcement | its tail approaches the timeout of the callers |
 //! | `tower_fence_epochs_begun_total` | epochs that have begun, one for each of 256 groups of resources: at the first grant, after a loss of data of the lease store, and after a failover of the database (not for leases in Postgres) | it rises by more than 256 for each of these events |
 //! | `tower_fence_caught_up_total` | resources that were used for the first time since the database was promoted or restored, so that their earlier tokens are stale | it rises without a known failover |
@@ -45,7 +45,7 @@ pub(crate) fn count(name: &'static str) {
 }
 
 /// Adds one to a counter with one label.
-#[cfg(any(feature = "_axum", feature = "client", feature = "_fence"))]
+#[cfg(any(feature = "layer", feature = "client", feature = "_fence"))]
 pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
     #[cfg(feature = "metrics")]
     metrics::counter!(name, label => value).increment(1);
@@ -61,12 +61,21 @@ pub(crate) fn add(name: &'static str, label: &'static str, value: &'static str, 
 /// Counts a request that the layer refused, with the reason if the token is stale.
 #[cfg(feature = "layer")]
 pub(crate) fn refused(problem: &'static str, stale: Option<&'static str>) {
+    count_refused("tower_fence_refused_total", problem, stale);
+}
+
+/// Counts a request that the issuer refused, with the reason if a lease is not held.
+#[cfg(feature = "issuer")]
+pub(crate) fn lease_refused(problem: &'static str, lost: Option<&'static str>) {
+    count_refused("tower_fence_lease_refused_total", problem, lost);
+}
+
+#[cfg(feature = "_axum")]
+fn count_refused(name: &'static str, problem: &'static str, reason: Option<&'static str>) {
     #[cfg(feature = "metrics")]
-    match stale {
-        Some(reason) => {
-            metrics::counter!("tower_fence_refused_total", "problem" => problem, "reason" => reason)
-        }
-        None => metrics::counter!("tower_fence_refused_total", "problem" => problem),
+    match reason {
+        Some(reason) => metrics::counter!(name, "problem" => problem, "reason" => reason),
+        None => metrics::counter!(name, "problem" => problem),
     }
     .increment(1);
 }

@@ -308,6 +308,7 @@ async fn acquire<L: Leases>(
         biased;
         outcome = acquiring => match outcome {
             Err(LeaseError::Held { .. }) if is_closed => Err(Rejection::Closing),
+            Err(LeaseError::Lost { .. }) => Err(response::not_held(&resource)),
             outcome => outcome.map_err(Rejection::from),
         },
         () = issuer.closed.clone(), if may_wait && !is_closed => Err(Rejection::Closing),
@@ -339,11 +340,10 @@ async fn renew<L: Leases>(
     request.new_token = body.new_token.unwrap_or(false);
     let span = tracing::info_span!("renew_lease", resource = resource.as_str());
     let renewing = issuer.leases.renew(&resource, &id, request);
-    let renewed = renewing.instrument(span).await;
-    if let Err(LeaseError::Lost { resource }) = &renewed {
-        events::lost(resource);
-    }
-    let lease = renewed?;
+    let lease = match renewing.instrument(span).await {
+        Err(LeaseError::Lost { .. }) => return Err(response::lost(&resource)),
+        renewed => renewed?,
+    };
     metrics::count("tower_fence_leases_renewed_total");
     Ok(response::lease(StatusCode::OK, &lease))
 }

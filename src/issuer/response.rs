@@ -104,9 +104,19 @@ impl From<InvalidMember> for Rejection {
     }
 }
 
-/// Returns the rejection of a request to end a lease that is not held.
+/// Returns the rejection of a request to end a lease that is not held, or of a queued request whose
+/// client has released it. Neither shows that a holder has lost its lease.
 pub(super) fn not_held(resource: &Resource) -> Rejection {
-    events::refused(ProblemType::LeaseLost.name(), Some(resource));
+    let problem = ProblemType::LeaseLost.name();
+    metrics::lease_refused(problem, Some("end"));
+    events::refused(problem, Some(resource));
+    LeaseError::lost(resource).into()
+}
+
+/// Returns the rejection of a renewal whose lease is not held.
+pub(super) fn lost(resource: &Resource) -> Rejection {
+    metrics::lease_refused(ProblemType::LeaseLost.name(), Some("renewal"));
+    events::lost(resource);
     LeaseError::lost(resource).into()
 }
 
@@ -135,17 +145,103 @@ impl IntoResponse for Rejection {
             _ => {}
         }
         let problem = self.problem_type().name();
-        metrics::count_by("tower_fence_lease_refused_total", "problem", problem);
-        match &self {
-            // The handlers of the requests report this event.
-            Self::Lease(LeaseError::Lost { .. }) => {}
+        let resource = match &self {
             Self::Lease(
                 LeaseError::Held { resource, .. } | LeaseError::TooManyWaiters { resource },
-            ) => events::refused(problem, Some(resource)),
-            _ => events::refused(problem, None),
+            ) => Some(resource),
+            _ => None,
+        };
+        // The handlers of the requests have reported a lease that is not held, with the reason.
+        if !matches!(self, Self::Lease(LeaseError::Lost { .. })) {
+            metrics::lease_refused(problem, None);
+            events::refused(problem, resource);
         }
         let mut response = Problem::from(&self).into_response();
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+#[cfg(all(test, feature = "layer", feature = "metrics"))]
+mod tests {
+    use axum::{Router, body::Body};
+    use futures_util::FutureExt;
+    use http::Request;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::{
+        issuer::Issuer,
+        lease::{Acquire, LeaseAdmin, LeaseId, Leases, Renew},
+        token::Token,
+    };
+
+    /// Store whose calls return this error.
+    struct Failing(LeaseError);
+
+    impl Leases for Failing {
+        async fn acquire(&self, _: &Resource, _: Acquire) -> Result<Lease, LeaseError> {
+            Err(self.0.clone())
+        }
+
+        async fn renew(&self, _: &Resource, _: &LeaseId, _: Renew) -> Result<Lease, LeaseError> {
+            Err(self.0.clone())
+        }
+
+        async fn release(&self, _: &Resource, _: &LeaseId) -> Result<(), LeaseError> {
+            Err(self.0.clone())
+        }
+
+        async fn inspect(&self, _: &Resource) -> Result<Option<Held>, LeaseError> {
+            Err(self.0.clone())
+        }
+    }
+
+    impl LeaseAdmin for Failing {
+        async fn list(&self, _: usize, _: Option<&str>) -> Result<Page, LeaseError> {
+            Err(self.0.clone())
+        }
+
+        async fn break_lease(&self, _: &Resource, _: Option<Token>) -> Result<bool, LeaseError> {
+            match &self.0 {
+                LeaseError::Lost { .. } => Ok(false),
+                error => Err(error.clone()),
+            }
+        }
+    }
+
+    /// Sends a request to an issuer whose store returns this error, and returns the status.
+    fn status(error: &LeaseError, method: &str, path: &str) -> u16 {
+        let app: Router = Issuer::new(Failing(error.clone())).operator_router();
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("Lease-Id", "a".repeat(22));
+        let answer = app.oneshot(request.body(Body::empty()).unwrap());
+        // The response is ready immediately, because neither the body nor the store waits.
+        answer.now_or_never().unwrap().unwrap().status().as_u16()
+    }
+
+    #[tokio::test]
+    async fn lost_renewals_are_counted_apart_from_late_releases() {
+        let lost = LeaseError::lost(&Resource::new("a").unwrap());
+        let recorder = PrometheusBuilder::new().build_recorder();
+        ::metrics::with_local_recorder(&recorder, || {
+            for (method, path) in [
+                ("PUT", "/a"),
+                ("DELETE", "/a"),
+                ("POST", "/a"),
+                ("POST", "/a/break"),
+            ] {
+                assert_eq!(status(&lost, method, path), 409, "{method} {path}");
+            }
+        });
+        let counted = recorder.handle().render();
+        for (reason, count) in [("renewal", 1), ("end", 3)] {
+            let series = format!(
+                r#"tower_fence_lease_refused_total{{problem="lease-lost",reason="{reason}"}} {count}"#
+            );
+            assert!(counted.contains(&series), "{counted}");
+        }
+        assert_eq!(counted.matches("lease-lost").count(), 2, "{counted}");
     }
 }
