@@ -309,7 +309,7 @@ async fn acquire<L: Leases>(
         outcome = acquiring => match outcome {
             Err(LeaseError::Held { .. }) if is_closed => Err(Rejection::Closing),
             Err(LeaseError::Lost { .. }) => Err(response::not_held(&resource)),
-            outcome => outcome.map_err(Rejection::from),
+            outcome => outcome.map_err(|error| response::failed(error, Some(&resource))),
         },
         () = issuer.closed.clone(), if may_wait && !is_closed => Err(Rejection::Closing),
     }?;
@@ -342,7 +342,7 @@ async fn renew<L: Leases>(
     let renewing = issuer.leases.renew(&resource, &id, request);
     let lease = match renewing.instrument(span).await {
         Err(LeaseError::Lost { .. }) => return Err(response::lost(&resource)),
-        renewed => renewed?,
+        renewed => renewed.map_err(|error| response::failed(error, Some(&resource)))?,
     };
     metrics::count("tower_fence_leases_renewed_total");
     Ok(response::lease(StatusCode::OK, &lease))
@@ -360,7 +360,7 @@ async fn release<L: Leases>(
     let releasing = issuer.leases.release(&resource, &id);
     match releasing.instrument(span).await {
         Err(LeaseError::Lost { .. }) => return Err(response::not_held(&resource)),
-        released => released?,
+        released => released.map_err(|error| response::failed(error, Some(&resource)))?,
     }
     metrics::count("tower_fence_leases_released_total");
     events::released(&resource);
@@ -372,6 +372,7 @@ async fn inspect<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
 ) -> Result<Response, Rejection> {
-    let held = issuer.leases.inspect(&resource).await?;
+    let inspected = issuer.leases.inspect(&resource).await;
+    let held = inspected.map_err(|error| response::failed(error, Some(&resource)))?;
     Ok(response::state(&resource, held.as_ref()))
 }

@@ -48,7 +48,8 @@ pub(super) async fn list<L: LeaseAdmin>(
         ));
     }
     let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());
-    let page = leases.list(limit, cursor.as_deref()).await?;
+    let listed = leases.list(limit, cursor.as_deref()).await;
+    let page = listed.map_err(|error| response::failed(error, None))?;
     Ok(response::page(&page))
 }
 
@@ -61,7 +62,8 @@ pub(super) async fn break_lease<L: LeaseAdmin>(
     body: Body,
 ) -> Result<Response, Rejection> {
     let body = BreakBody::read(&body_bytes(&headers, body).await?)?;
-    if leases.break_lease(&resource, body.token).await? {
+    let ended = leases.break_lease(&resource, body.token).await;
+    if ended.map_err(|error| response::failed(error, Some(&resource)))? {
         tracing::warn!(
             resource = resource.as_str(),
             token = body.token.map(Token::get),

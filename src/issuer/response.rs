@@ -1,11 +1,17 @@
 //! Responses of the issuer: leases, and refusals as problem+json.
 
+use std::error::Error;
+#[cfg(feature = "_fence")]
+use std::iter;
+
 use axum::{
     Json,
     response::{IntoResponse, Response},
 };
 use http::{HeaderValue, StatusCode, header::CACHE_CONTROL};
 
+#[cfg(feature = "_fence")]
+use crate::fence::AdmitError;
 use crate::{
     body::BodyError,
     chain::Chain,
@@ -14,6 +20,7 @@ use crate::{
     lease::{Held, Lease, LeaseError, Page},
     metrics,
     problem::{Problem, ProblemType},
+    sampler::Sampler,
     token::Resource,
     wire::{InvalidMember, LeaseBody, PageBody, StateBody, refusal},
 };
@@ -133,17 +140,50 @@ impl From<&Rejection> for Problem {
     }
 }
 
+// All issuers share these samplers, because they write to the same log.
+static BUSY: Sampler = Sampler::new();
+static UNAVAILABLE: Sampler = Sampler::new();
+
+/// Returns the rejection for an error of the store, and logs a failure of the store. If clients
+/// retry after the failure, at most one line is logged per second.
+pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejection {
+    let resource = resource.map(Resource::as_str);
+    match &error {
+        LeaseError::Unavailable(cause) if is_busy(&**cause) => {
+            if let Some(suppressed) = BUSY.next() {
+                let error = Chain(&**cause);
+                tracing::warn!(resource, %error, suppressed, "the resource is busy");
+            }
+        }
+        LeaseError::Unavailable(cause) => {
+            if let Some(suppressed) = UNAVAILABLE.next() {
+                let error = Chain(&**cause);
+                tracing::error!(resource, %error, suppressed, "the lease store is unavailable");
+            }
+        }
+        LeaseError::Misconfigured(cause) => {
+            let error = Chain(&**cause);
+            tracing::error!(resource, %error, "the lease store is misconfigured");
+        }
+        _ => {}
+    }
+    error.into()
+}
+
+/// Returns whether the fence of the resource was busy. Clients can cause this by collisions.
+#[cfg(feature = "_fence")]
+fn is_busy(error: &(dyn Error + 'static)) -> bool {
+    iter::successors(Some(error), |&error| error.source())
+        .any(|cause| matches!(cause.downcast_ref(), Some(AdmitError::Busy(_))))
+}
+
+#[cfg(not(feature = "_fence"))]
+const fn is_busy(_: &(dyn Error + 'static)) -> bool {
+    false
+}
+
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        match &self {
-            Self::Lease(LeaseError::Unavailable(cause)) => {
-                tracing::error!(error = %Chain(&**cause), "the lease store is unavailable");
-            }
-            Self::Lease(LeaseError::Misconfigured(cause)) => {
-                tracing::error!(error = %Chain(&**cause), "the lease store is misconfigured");
-            }
-            _ => {}
-        }
         let problem = self.problem_type().name();
         let resource = match &self {
             Self::Lease(
@@ -164,6 +204,8 @@ impl IntoResponse for Rejection {
 
 #[cfg(all(test, feature = "layer", feature = "metrics"))]
 mod tests {
+    use std::{io, sync::Arc};
+
     use axum::{Router, body::Body};
     use futures_util::FutureExt;
     use http::Request;
@@ -172,7 +214,9 @@ mod tests {
 
     use super::*;
     use crate::{
+        announce::AnnounceError,
         issuer::Issuer,
+        layer::captured,
         lease::{Acquire, LeaseAdmin, LeaseId, Leases, Renew},
         token::Token,
     };
@@ -243,5 +287,45 @@ mod tests {
             assert!(counted.contains(&series), "{counted}");
         }
         assert_eq!(counted.matches("lease-lost").count(), 2, "{counted}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_of_the_store_are_logged_with_the_resource() {
+        let busy = AnnounceError::Unreachable(Box::new(AdmitError::Busy(Arc::new(
+            sqlx::Error::PoolTimedOut,
+        ))));
+        for (error, count, line) in [
+            (
+                LeaseError::unavailable(io::Error::other("refused")),
+                1,
+                "ERROR the lease store is unavailable",
+            ),
+            (
+                LeaseError::misconfigured(io::Error::other("no table")),
+                6,
+                "ERROR the lease store is misconfigured",
+            ),
+            (busy.into(), 1, "WARN the resource is busy"),
+        ] {
+            // No line is suppressed at the beginning, because no other unit test logs one.
+            let log = captured(|| {
+                for (method, path) in [
+                    ("POST", "/sku-1"),
+                    ("PUT", "/sku-1"),
+                    ("DELETE", "/sku-1"),
+                    ("GET", "/sku-1"),
+                    ("POST", "/sku-1/break"),
+                    ("GET", "/"),
+                ] {
+                    assert!(status(&error, method, path) >= 500, "{method} {path}");
+                }
+            });
+            let lines: Vec<_> = log.lines().collect();
+            assert_eq!(lines.len(), count, "{log}");
+            let (level, message) = line.split_once(' ').unwrap();
+            for part in [level, message, r#"resource="sku-1""#] {
+                assert!(lines[0].contains(part), "{part}: {log}");
+            }
+        }
     }
 }

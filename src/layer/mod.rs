@@ -164,6 +164,8 @@ use tower_layer::Layer;
 pub use self::pending::PgPendingWrite;
 #[cfg(feature = "sqlite")]
 pub use self::pending::SqlitePendingWrite;
+#[cfg(test)]
+pub(crate) use self::report::captured;
 use self::service::Config;
 pub use self::{
     extract::NoTransaction,

@@ -103,7 +103,7 @@ pub(super) fn refused(problem: &str, refusal: &dyn Error) {
 
 /// Runs a function and returns everything that this thread logs during the call.
 #[cfg(test)]
-pub(super) fn captured(run: impl FnOnce()) -> String {
+pub(crate) fn captured(run: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
