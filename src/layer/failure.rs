@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 
-use super::{Refusal, refusal::of_statement};
+use super::{Refusal, refusal::of_statement, report};
 use crate::{
     chain::Chain,
+    events,
     fence::{AdmitError, CommitError, WriteError},
+    metrics,
     problem::{Problem, ProblemType},
 };
 
@@ -92,14 +94,73 @@ impl IntoResponse for WriteError {
     }
 }
 
+/// Returns the response to a failed statement, which is logged and counted like a refusal of the
+/// layer.
 fn failed(error: &Arc<sqlx::Error>) -> Response {
-    let problem = match of_statement(error) {
+    let kind = of_statement(error);
+    let problem = match kind {
         ProblemType::FenceBusy => Problem::from(&Refusal::from(AdmitError::Busy(error.clone()))),
         ProblemType::StoreUnavailable => {
             Problem::from(&Refusal::from(AdmitError::Unavailable(error.clone())))
         }
         kind => Problem::new(kind),
     };
-    tracing::error!(error = %Chain(error), "a handler's statement failed");
+    let message = "a handler's statement failed";
+    if kind == ProblemType::FenceBusy {
+        report::busy(kind.name(), error, message);
+    } else {
+        tracing::error!(problem = kind.name(), error = %Chain(error), "{message}");
+    }
+    metrics::refused(kind.name(), None);
+    events::refused(kind.name(), None);
     problem.into_response()
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use std::io;
+
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+    use crate::layer::report::captured;
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_statements_are_counted_and_contention_is_no_error() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let respond = |error: fn() -> sqlx::Error| {
+            let log = captured(|| {
+                ::metrics::with_local_recorder(&recorder, || {
+                    for _ in 0..2 {
+                        drop(DatabaseError::from(error()).into_response());
+                        drop(WriteError::Statement(error().into()).into_response());
+                    }
+                });
+            });
+            assert!(log.contains("a handler's statement failed"), "{log}");
+            log
+        };
+        let busy = || sqlx::Error::PoolTimedOut;
+        let log = respond(busy);
+        assert_eq!(
+            (log.lines().count(), log.contains("WARN")),
+            (1, true),
+            "{log}"
+        );
+        // The layer's own refusals for this reason share the limit of the log lines.
+        let again = captured(|| {
+            let refusal = Refusal::from(AdmitError::Busy(busy().into()));
+            drop(refusal.into_response());
+        });
+        assert_eq!(again, "");
+        let log = respond(|| sqlx::Error::Io(io::ErrorKind::BrokenPipe.into()));
+        assert_eq!(log.matches("ERROR").count(), 4, "{log}");
+        let log = respond(|| sqlx::Error::RowNotFound);
+        assert_eq!(log.matches("ERROR").count(), 4, "{log}");
+        let counted = recorder.handle().render();
+        for problem in ["fence-busy", "store-unavailable", "transaction-aborted"] {
+            let series = format!(r#"tower_fence_refused_total{{problem="{problem}"}} 4"#);
+            assert!(counted.contains(&series), "{counted}");
+        }
+    }
 }

@@ -191,7 +191,7 @@ impl Refusal {
         } else if matches!(self, Self::PrincipalRequired) {
             report::no_principal();
         } else if self.problem_type() == ProblemType::FenceBusy {
-            tracing::warn!(problem, error = %Chain(self), "refused a write");
+            report::busy(problem, self, "refused a write");
         } else if self.problem_type().status().is_server_error() {
             tracing::error!(problem, error = %Chain(self), "refused a write");
         } else {

@@ -27,6 +27,7 @@ static UNKNOWN_KEY: Sampler = Sampler::new();
 static WRONG_MAC: Sampler = Sampler::new();
 static ACCEPTED: Sampler = Sampler::new();
 static NO_PRINCIPAL: Sampler = Sampler::new();
+static BUSY: Sampler = Sampler::new();
 static REFUSED: Sampler = Sampler::new();
 
 /// Logs the refusal of a stale token. If the token was used, either the holder has written twice
@@ -91,6 +92,14 @@ pub(super) fn no_principal() {
             "a request with an idempotency key has cookies and no `Authorization`: name its principal with \
              `Idempotency::principal`"
         );
+    }
+}
+
+/// Logs a write that collided with another transaction, or waited too long for a lock or a
+/// connection. Clients can cause this by collisions.
+pub(super) fn busy(problem: &str, error: &dyn Error, message: &str) {
+    if let Some(suppressed) = BUSY.next() {
+        tracing::warn!(problem, error = %Chain(error), suppressed, "{message}");
     }
 }
 
