@@ -181,8 +181,11 @@ async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
     transaction.rollback().await
 }
 
-/// How long a failed grant is taken into account.
+/// How long a failed grant is taken into account after its end. The time that the grant took is
+/// added, so that grants that fail by a timeout, one after the other, follow each other.
 const RECENT: Duration = Duration::from_secs(10);
+/// The maximum time that is added, because a grant may have waited in the queue.
+const LONGEST: Duration = Duration::from_secs(20);
 /// The number of consecutive failed grants that indicates a problem.
 const FAILURES: u32 = 3;
 
@@ -193,7 +196,7 @@ pub struct Recent(Mutex<Option<Failures>>);
 
 struct Failures {
     count: u32,
-    last: Instant,
+    until: Instant,
     reason: Reason,
 }
 
@@ -203,31 +206,51 @@ impl Recent {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Records that a grant failed, and the reason.
-    pub fn failed(&self, reason: &(dyn Error + 'static)) {
-        if is_busy(reason) {
-            return;
-        }
+    /// Records that a grant failed, the reason, and the time that the grant took.
+    pub fn failed(&self, reason: &(dyn Error + 'static), took: Duration) {
+        self.failed_at(Instant::now(), reason, took);
+    }
+
+    fn failed_at(&self, now: Instant, reason: &(dyn Error + 'static), took: Duration) {
+        let took = took.min(LONGEST);
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The earlier failure must be recent at the start of this grant.
         let recent = failures
             .take()
-            .filter(|failures| failures.last.elapsed() < RECENT);
-        *failures = Some(Failures {
-            count: recent.map_or(1, |failures| failures.count.saturating_add(1)),
-            last: Instant::now(),
-            reason: Reason::of(reason),
-        });
+            .filter(|failures| now < failures.until + took);
+        let until = now + RECENT + took;
+        *failures = match recent {
+            // The resource may be busy because of a grant that has failed before.
+            Some(recent) => Some(Failures {
+                count: recent.count.saturating_add(1),
+                until: until.max(recent.until),
+                reason: match is_busy(reason) {
+                    true => recent.reason,
+                    false => Reason::of(reason),
+                },
+            }),
+            None if is_busy(reason) => None,
+            None => Some(Failures {
+                count: 1,
+                until,
+                reason: Reason::of(reason),
+            }),
+        };
     }
 
     /// Returns an error if at least the last [`FAILURES`] grants have failed.
     pub fn outcome(&self) -> Result<(), Reason> {
+        self.outcome_at(Instant::now())
+    }
+
+    fn outcome_at(&self, now: Instant) -> Result<(), Reason> {
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*failures {
             Some(Failures {
                 count,
-                last,
+                until,
                 reason,
-            }) if *count >= FAILURES && last.elapsed() < RECENT => {
+            }) if *count >= FAILURES && now < *until => {
                 let text = |reason: &str| format!("the last {count} grants have failed: {reason}");
                 Err(Reason {
                     complete: text(&reason.complete),
@@ -241,7 +264,8 @@ impl Recent {
 
 /// Returns whether a grant failed because it waited too long for a transaction on the same
 /// resource, in the database or in the queue of this process, or because that resource has received
-/// newer tokens. Such a failure does not concern other resources.
+/// newer tokens. Unless another failure precedes it, such a failure does not concern other
+/// resources.
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         // lock_not_available
@@ -265,20 +289,55 @@ fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError>
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::{io, sync::Arc};
 
     use tower_fence::Token;
 
     use super::*;
 
+    /// Grants whose times are given, in seconds since the start of the test.
+    struct Grants {
+        recent: Recent,
+        start: Instant,
+    }
+
+    impl Grants {
+        fn new() -> Self {
+            let (recent, start) = (Recent::default(), Instant::now());
+            Self { recent, start }
+        }
+
+        fn at(&self, seconds: u64) -> Instant {
+            self.start + Duration::from_secs(seconds)
+        }
+
+        /// Records a failure at this time, of a grant that took `took` seconds.
+        fn fail(&self, at: u64, took: u64, reason: &(dyn Error + 'static)) {
+            let took = Duration::from_secs(took);
+            self.recent.failed_at(self.at(at), reason, took);
+        }
+
+        fn is_ready(&self, at: u64) -> bool {
+            self.recent.outcome_at(self.at(at)).is_ok()
+        }
+    }
+
+    fn silent() -> io::Error {
+        io::Error::other("no answer in time")
+    }
+
+    fn busy() -> AdmitError {
+        AdmitError::Busy(Arc::new(sqlx::Error::PoolTimedOut))
+    }
+
     #[test]
     fn failed_grants_count_until_one_succeeds() {
         let (recent, error) = (Recent::default(), io::Error::other("disk full"));
         for _ in 1..FAILURES {
-            recent.failed(&error);
+            recent.failed(&error, Duration::ZERO);
             assert!(recent.outcome().is_ok());
         }
-        recent.failed(&error);
+        recent.failed(&error, Duration::ZERO);
         let reason = recent.outcome().unwrap_err();
         assert!(reason.complete.contains("disk full"), "{reason:?}");
         recent.answered();
@@ -286,15 +345,59 @@ mod tests {
     }
 
     #[test]
-    fn newer_tokens_of_one_resource_do_not_concern_the_store() {
-        let recent = Recent::default();
+    fn fast_failures_are_forgotten_after_ten_seconds() {
+        let grants = Grants::new();
+        (0..3).for_each(|at| grants.fail(at, 0, &silent()));
+        assert!(!grants.is_ready(11) && grants.is_ready(12));
+        // These failures do not follow the earlier ones.
+        (30..32).for_each(|at| grants.fail(at, 0, &silent()));
+        assert!(grants.is_ready(32));
+        grants.fail(32, 0, &silent());
+        assert!(!grants.is_ready(33));
+    }
+
+    /// Each grant waits for an unreachable standby until its timeout.
+    #[test]
+    fn failures_follow_each_other_although_each_takes_long() {
+        let grants = Grants::new();
+        (1..3).for_each(|nth| grants.fail(21 * nth, 20, &silent()));
+        assert!(grants.is_ready(62));
+        (3..6).for_each(|nth| grants.fail(21 * nth, 20, &silent()));
+        // No failure is added during the next grant.
+        assert!(!grants.is_ready(105) && !grants.is_ready(134));
+        assert!(grants.is_ready(135));
+    }
+
+    #[test]
+    fn grant_that_waited_in_the_queue_counts_for_a_limited_time() {
+        let grants = Grants::new();
+        (0..3).for_each(|nth| grants.fail(100 + nth, 60, &silent()));
+        assert!(!grants.is_ready(131) && grants.is_ready(132));
+    }
+
+    /// The first grant holds the row of the resource while it waits for the standby, so later
+    /// grants on the resource find it busy.
+    #[test]
+    fn grants_that_a_failed_grant_blocks_count_as_failed() {
+        let grants = Grants::new();
+        grants.fail(20, 20, &silent());
+        (5..20).for_each(|nth| grants.fail(5 * nth, 5, &busy()));
+        assert!(!grants.is_ready(96) && !grants.is_ready(109));
+        let reason = grants.recent.outcome_at(grants.at(96)).unwrap_err();
+        assert!(reason.complete.contains("no answer in time"), "{reason:?}");
+        assert!(grants.is_ready(110));
+    }
+
+    #[test]
+    fn busy_resources_alone_do_not_concern_the_store() {
         let superseded = AnnounceError::Superseded {
             next: Token::new(2).unwrap(),
             was_last: false,
         };
-        for _ in 0..FAILURES {
-            recent.failed(&superseded);
+        for reason in [&busy() as &(dyn Error + 'static), &superseded] {
+            let grants = Grants::new();
+            (0..20).for_each(|nth| grants.fail(5 * nth, 5, reason));
+            assert!((0..120).all(|at| grants.is_ready(at)));
         }
-        assert!(recent.outcome().is_ok());
     }
 }

@@ -93,14 +93,14 @@ impl UnderWay {
         }
     }
 
-    /// Records the outcome of a grant in the store.
-    fn record(&self, response: &Response) {
+    /// Records the outcome of a grant in the store, and the time that the grant took.
+    fn record(&self, response: &Response, took: Duration) {
         match response.extensions().get() {
             // A misconfiguration also counts as a failure. It does not pass by itself, and a check
             // that only reads may not detect it.
             Some(Rejection::Lease(
                 LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause),
-            )) => self.grants.failed(&**cause),
+            )) => self.grants.failed(&**cause, took),
             Some(Rejection::Lease(LeaseError::Held { .. })) => self.grants.answered(),
             None if response.status().is_success() => self.grants.answered(),
             _ => {}
@@ -135,9 +135,10 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             Ok(place) => place,
             Err(detail) => return busy(&detail),
         };
+        let asked_at = Instant::now();
         let response = next.run(request).await;
         if may_wait {
-            under_way.record(&response);
+            under_way.record(&response, asked_at.elapsed());
         }
         response
     };
