@@ -94,6 +94,19 @@ async fn missing_execute_rights_are_all_named() {
 }
 
 #[tokio::test]
+async fn database_without_another_epoch_grants_nothing() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    run(&["check"], &variables).await.is(0);
+    db.execute(
+        "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 999999 FROM generate_series(0, 255) AS n",
+    )
+    .await;
+    let refused = run(&["check"], &variables).await;
+    refused.is(78).says("the lease store: no token is left");
+}
+
+#[tokio::test]
 async fn unreachable_member_is_a_note_if_enough_others_answer() {
     let (db, mut cluster) = (Postgres::fresh(2).await, EtcdCluster::start(3).await);
     cluster.kill(0);

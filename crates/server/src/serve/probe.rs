@@ -11,7 +11,10 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
-use sqlx::{AssertSqlSafe, Postgres, postgres::PgDatabaseError};
+use sqlx::{
+    AssertSqlSafe, Postgres, Row,
+    postgres::{PgDatabaseError, PgRow},
+};
 use tokio::time::timeout;
 use tower_fence::{
     AdmitError, Fence, Resource,
@@ -79,6 +82,7 @@ impl Probe {
 const ANSWERS: &str = "answers";
 const ACCEPTS_GRANTS: &str = "would accept a grant";
 const ANSWERS_READS: &str = "answers reads; its writes are not checked";
+const EXHAUSTED: &str = "no token is left: all epochs of the partition have been issued";
 
 /// The timeout of a check.
 pub const LIMIT: Duration = Duration::from_secs(2);
@@ -87,7 +91,7 @@ pub const WHY: Duration = Duration::from_secs(1);
 
 /// SQL that checks leases in Postgres. It calls the function that grants, in a transaction that is
 /// rolled back. The resource has a random name, so that no existing lease conflicts.
-const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), pg_catalog.decode('00', 'hex'), 1000, 0, NULL, 0, false, NULL)";
+const GRANT: &str = "SELECT a.outcome FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), pg_catalog.decode('00', 'hex'), 1000, 0, NULL, 0, false, NULL) AS a";
 /// SQL that checks the epochs of leases in another store, in a transaction that is rolled back.
 const EPOCHS: &str = "SELECT FROM tower_fence.report_epoch(0::smallint, 0)";
 /// SQL that is added to [`EPOCHS`] if the grants of these leases are announced.
@@ -155,7 +159,11 @@ fn in_database(shows: &'static str, fence: Fence<Postgres>, sql: String) -> Prob
         let (fence, sql) = (fence.clone(), sql.clone());
         async move {
             match timeout(LIMIT, rolled_back(&fence, &sql)).await {
-                Ok(outcome) => Ok(outcome?),
+                // No client can cause this for a resource with a random name.
+                Ok(rows) => match is_exhausted(&rows?) {
+                    true => Err(Reason::text(EXHAUSTED)),
+                    false => Ok(()),
+                },
                 Err(_) => {
                     let reached = reach(&fence, WHY).await;
                     reached.map_err(|error| Reason::of(&*error))?;
@@ -168,7 +176,15 @@ fn in_database(shows: &'static str, fence: Fence<Postgres>, sql: String) -> Prob
     })
 }
 
-async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
+/// Returns whether [`GRANT`] found no token that it could grant.
+fn is_exhausted(rows: &[PgRow]) -> bool {
+    let outcomes = rows.iter().map(|row| row.try_get("outcome"));
+    outcomes
+        .flatten()
+        .any(|outcome: &str| outcome == "exhausted")
+}
+
+async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<Vec<PgRow>> {
     let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
     let mut transaction = fence.pool().begin_with(begin).await?;
     // Without these limits, the database would continue a statement after the timeout of the check.
@@ -177,12 +193,13 @@ async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
         LIMIT.as_millis()
     );
     let sql = AssertSqlSafe(format!("{limits}; {sql}"));
-    sqlx::raw_sql(sql).execute(&mut *transaction).await?;
-    transaction.rollback().await
+    let rows = sqlx::raw_sql(sql).fetch_all(&mut *transaction).await?;
+    transaction.rollback().await?;
+    Ok(rows)
 }
 
 /// How long a failed grant is taken into account after its end. The time that the grant took is
-/// added, so that grants that fail by a timeout, one after the other, follow each other.
+/// added, so that the failures of one client are consecutive even if each of them is a timeout.
 const RECENT: Duration = Duration::from_secs(10);
 /// The maximum time that is added, because a grant may have waited in the queue.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -220,7 +237,7 @@ impl Recent {
             .filter(|failures| now < failures.until + took);
         let until = now + RECENT + took;
         *failures = match recent {
-            // The resource may be busy because of a grant that has failed before.
+            // The resource may be busy because of the grant that has failed earlier.
             Some(recent) => Some(Failures {
                 count: recent.count.saturating_add(1),
                 until: until.max(recent.until),
@@ -345,11 +362,11 @@ mod tests {
     }
 
     #[test]
-    fn fast_failures_are_forgotten_after_ten_seconds() {
+    fn fast_failures_expire_after_ten_seconds() {
         let grants = Grants::new();
         (0..3).for_each(|at| grants.fail(at, 0, &silent()));
         assert!(!grants.is_ready(11) && grants.is_ready(12));
-        // These failures do not follow the earlier ones.
+        // These failures are not consecutive with the earlier ones.
         (30..32).for_each(|at| grants.fail(at, 0, &silent()));
         assert!(grants.is_ready(32));
         grants.fail(32, 0, &silent());
@@ -358,7 +375,7 @@ mod tests {
 
     /// Each grant waits for an unreachable standby until its timeout.
     #[test]
-    fn failures_follow_each_other_although_each_takes_long() {
+    fn slow_failures_are_consecutive() {
         let grants = Grants::new();
         (1..3).for_each(|nth| grants.fail(21 * nth, 20, &silent()));
         assert!(grants.is_ready(62));
