@@ -66,13 +66,27 @@ COMMENT ON COLUMN tower_fence.waiters.place IS
     'The position in the queue. A later request under the same lease id takes over the position.';
 CREATE INDEX waiters_place ON tower_fence.waiters (resource, place, ticket);
 
+-- If the process of an issuer is killed, its requests stay in the table until the lease is
+-- released, or until another process begins to listen. They are not counted. The view repeats the
+-- expression of listener_name(), because a role that reads the view need not be able to execute the
+-- function.
 CREATE VIEW tower_fence.held_leases AS
 SELECT l.resource, l.token, l.owner, l.granted_at, l.expires_at,
     least(l.expires_at - pg_catalog.clock_timestamp(), l.ttl) AS expires_in,
-    (SELECT pg_catalog.count(*) FROM tower_fence.waiters AS w WHERE w.resource = l.resource) AS waiters
+    (
+        SELECT pg_catalog.count(*) FROM tower_fence.waiters AS w
+        WHERE w.resource = l.resource AND w.listener IN (
+            SELECT n.listener FROM tower_fence.listeners AS n
+            WHERE 'tower-fence ' || pg_catalog.encode(pg_catalog.substr(
+                pg_catalog.sha256(pg_catalog.int8send(n.listener)), 1, 8
+            ), 'hex') IN (SELECT (pg_catalog.pg_stat_get_activity(n.pid)).application_name)
+        )
+    ) AS waiters
 FROM tower_fence.leases AS l
 WHERE l.lease IS NOT NULL AND l.expires_at > pg_catalog.clock_timestamp();
-COMMENT ON VIEW tower_fence.held_leases IS 'The held leases, without their ids.';
+COMMENT ON VIEW tower_fence.held_leases IS
+    'The held leases, without their ids. A waiter is counted while the session of its listener is open. On a standby, '
+    'no waiters are counted.';
 
 CREATE FUNCTION tower_fence.refuse_lease(outcome text, resource text, value bigint)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$

@@ -41,8 +41,8 @@ async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
 }
 
 /// Queues waiters in a runtime that ends immediately. Its connections end with it, and its waiters
-/// do not leave the queue.
-fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
+/// do not leave the queue. Returns when the waiters are no longer counted.
+async fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     let url = db.url.clone();
     let short_lived = move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -56,6 +56,13 @@ fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
         runtime.shutdown_background();
     };
     std::thread::spawn(short_lived).join().unwrap();
+    let leases = PostgresLeases::new(db.fence());
+    eventually("the waiters are not counted", async || {
+        waiters(&leases).await == 0
+    })
+    .await;
+    let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
+    assert_eq!(db.number(left).await, count as i64);
 }
 
 /// The first waiter was notified of its turn, but its process ended before it received the
@@ -98,6 +105,24 @@ async fn waiter_behind_a_removed_waiter_has_a_turn_of_its_own() {
     assert_eq!(outcome, "queued");
     let tickets = "SELECT sum(ticket)::bigint FROM tower_fence.waiters";
     assert_eq!(db.number(tickets).await, 2 + 3);
+}
+
+#[tokio::test]
+async fn waiters_of_an_ended_session_are_not_counted() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    grant(&leases, &sku(), LONG).await;
+    let _alive = listener_7(&db).await;
+    // The number of listener 8 is registered for a session with another name, and listener 9 is
+    // not registered.
+    db.execute(
+        "INSERT INTO tower_fence.listeners (listener, pid) VALUES (8, pg_backend_pid()); \
+         INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
+             ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 7), ('sku-1', 3, 3, 'c', 9)",
+    )
+    .await;
+    let held = leases.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.waiters, 1);
 }
 
 /// A transaction sees the sessions that were open when it first looked for one.
@@ -267,13 +292,8 @@ async fn waiters_of_an_ended_process_are_skipped() {
     // A process that starts later removes the waiters of ended processes.
     listen(&leases).await;
     let first = grant(&leases, &sku(), LONG).await;
-    waiters_of_ended_process(&db, 20);
+    waiters_of_ended_process(&db, 20).await;
     let survivor = wait(&leases, LONG).await;
-    assert_eq!(
-        waiters(&leases).await,
-        21,
-        "the waiters of ended processes must be in the queue"
-    );
     leases.release(&sku(), &first.id).await.unwrap();
     let survivor = granted(survivor).await;
     leases.release(&sku(), &survivor.id).await.unwrap();
@@ -284,7 +304,7 @@ async fn waiters_of_an_ended_process_are_skipped() {
 
     // If no other client waits, the next request detects that the waiters have ended.
     let first = grant(&leases, &sku(), LONG).await;
-    waiters_of_ended_process(&db, 3);
+    waiters_of_ended_process(&db, 3).await;
     leases.release(&sku(), &first.id).await.unwrap();
     // The release may still be skipping these waiters.
     let next = next_grant(&leases, LONG).await;
@@ -292,7 +312,7 @@ async fn waiters_of_an_ended_process_are_skipped() {
 
     // If the lease expires, no release notifies the remaining waiter.
     grant(&leases, &sku(), LONG).await;
-    waiters_of_ended_process(&db, 3);
+    waiters_of_ended_process(&db, 3).await;
     let survivor = wait(&leases, LONG).await;
     db.execute("UPDATE tower_fence.leases SET expires_at = clock_timestamp()")
         .await;
@@ -304,7 +324,7 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;
-    waiters_of_ended_process(&db, 5);
+    waiters_of_ended_process(&db, 5).await;
     let other = Resource::new("other").unwrap();
     let held = grant(&leases, &other, LONG).await;
     let waiting = spawn_acquire(&leases, &other, Acquire::new(LONG).wait(LONG));
