@@ -278,7 +278,8 @@ async fn server_is_not_ready_while_etcd_refuses_grants() {
     server
         .logs("it answered: etcdserver: permission denied")
         .await;
-    // A load balancer sends no grants to a server that is not ready, so the failures are forgotten.
+    // No further grant fails, because a load balancer sends no requests to a server that is not
+    // ready. The failures therefore expire.
     becomes(&server, 200).await;
 }
 

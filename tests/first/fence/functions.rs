@@ -47,9 +47,9 @@ async fn waiting_admission_is_checked_against_its_predecessors_commit() {
     }
 }
 
-/// A session keeps the plans that it has made while the tables were small.
+/// A session keeps the plans that it made while the tables were small.
 #[tokio::test]
-async fn functions_read_no_whole_table_while_it_grows() {
+async fn functions_use_indexes_while_tables_grow() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     for number in 0..30 {

@@ -42,7 +42,7 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     }
 }
 
-/// The response has the only connection of the pool.
+/// The body of the response holds the only connection of the pool.
 async fn transaction_in_the_response_body_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;

@@ -124,7 +124,7 @@ async fn ended_queues_leave_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_that_gave_up_blocks_no_later_waiter() {
+async fn timed_out_waiter_does_not_block_later_waiters() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = connect(&cluster.urls()[0], &db).await;
     let first = grant(&leases, &sku(), LONG).await;

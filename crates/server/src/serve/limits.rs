@@ -92,7 +92,8 @@ impl Drop for CallersPlace {
 }
 
 impl Limit {
-    /// `each` is the limit for each caller, by default half of the total limit.
+    /// Creates the limits for one kind of request. `each` is the limit for each caller, by default
+    /// half of the total limit.
     pub fn new(kind: &'static str, total: u32, each: Option<u32>) -> Self {
         Self {
             kind,
