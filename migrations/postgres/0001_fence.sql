@@ -11,10 +11,10 @@
 -- for a stale token, TF403 for a token of another resource. For TF412 and TF403, its DETAIL is a
 -- JSON object for programs.
 --
--- A session keeps the plan of a statement until its table is analyzed. If the table was small when
--- the plan was made, each call would read the whole table while it grows. Therefore the functions
--- that run for each write and each lease set `enable_seqscan = off`. The functions that they call
--- inherit the setting.
+-- A session keeps the plan of a statement until the table is analyzed. A plan that was made for a
+-- small table reads the whole table in each call, even after the table has grown. Therefore the
+-- functions that run for each write and each lease set `enable_seqscan = off`. The functions that
+-- they call inherit the setting.
 
 DO $fence$
 BEGIN
@@ -415,7 +415,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.max_token_after(bigint, bigint, bigint, bigint) IS
     'The max_token of a row after a failover that made all tokens up to failover_floor stale.';
 
--- The high cost of a scan that cannot be avoided would start the JIT compiler.
+-- With `enable_seqscan = off`, a scan that cannot be avoided has a high cost, which would start the
+-- JIT compiler.
 CREATE FUNCTION tower_fence.catch_up_partition(partition smallint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = on AS $fence$
@@ -1427,7 +1428,7 @@ BEGIN
             of_batch := tower_fence.remove_idle_of(number::smallint, age, wanted, granted, NULL);
             removed := removed OPERATOR(pg_catalog.+) of_batch;
             COMMIT;
-            -- A batch is a little short if a few of its rows are in use.
+            -- A batch is smaller than requested if some of its rows are in use.
             EXIT WHEN of_batch OPERATOR(pg_catalog.<=) (wanted OPERATOR(pg_catalog./) 2);
         END LOOP;
     END LOOP;

@@ -70,9 +70,10 @@
 //! The router does not authenticate its clients. Every client that can reach the router can acquire
 //! a lease, so put authentication in front of it.
 //!
-//! A `POST` that waits in the queue is in progress for up to its `wait_ms`. With one limit for all
-//! concurrent requests, such as tower's `ConcurrencyLimit` or `Buffer` around the router, renewals
-//! would wait for the waiters, and holders would lose their leases. Limit only `POST`.
+//! If you limit the number of concurrent requests, limit only `POST`. A `POST` that waits in the
+//! queue is in progress for up to its `wait_ms`. With one limit for all requests, such as tower's
+//! `ConcurrencyLimit` or `Buffer` around the router, renewals would wait for the waiters, and
+//! holders would lose their leases.
 
 mod openapi;
 mod operators;

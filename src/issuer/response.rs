@@ -112,7 +112,7 @@ impl From<InvalidMember> for Rejection {
 }
 
 /// Returns the rejection of a request to end a lease that is not held, or of a queued request whose
-/// client has released it. Neither shows that a holder has lost its lease.
+/// client has released its lease id. Neither case shows that a holder has lost its lease.
 pub(super) fn not_held(resource: &Resource) -> Rejection {
     let problem = ProblemType::LeaseLost.name();
     metrics::lease_refused(problem, Some("end"));
@@ -144,8 +144,8 @@ impl From<&Rejection> for Problem {
 static BUSY: Sampler = Sampler::new();
 static UNAVAILABLE: Sampler = Sampler::new();
 
-/// Returns the rejection for an error of the store, and logs a failure of the store. If clients
-/// retry after the failure, at most one line is logged per second.
+/// Returns the rejection for an error of the store, and logs a failure of the store. For failures
+/// after which clients retry, logs at most one line per second.
 pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejection {
     let resource = resource.map(Resource::as_str);
     match &error {
@@ -170,7 +170,8 @@ pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejectio
     error.into()
 }
 
-/// Returns whether the fence of the resource was busy. Clients can cause this by collisions.
+/// Returns whether the fence of the resource was busy. Clients can cause this failure by
+/// collisions, so it is logged as a warning.
 #[cfg(feature = "_fence")]
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     iter::successors(Some(error), |&error| error.source())
@@ -191,7 +192,8 @@ impl IntoResponse for Rejection {
             ) => Some(resource),
             _ => None,
         };
-        // The handlers of the requests have reported a lease that is not held, with the reason.
+        // For a lease that is not held, `not_held` or `lost` has already counted the refusal, with
+        // its reason.
         if !matches!(self, Self::Lease(LeaseError::Lost { .. })) {
             metrics::lease_refused(problem, None);
             events::refused(problem, resource);

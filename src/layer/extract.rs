@@ -58,8 +58,8 @@ impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
 /// plain reads extracts `Option<Admitted>` instead.
 ///
 /// Unlike `Option<FencedTx>`, `Option<Admitted>` is also `None` for a write that no layer has
-/// admitted, and reports nothing. A handler that writes must therefore extract `FencedTx` or
-/// `Admitted` as well.
+/// admitted. The missing layer is then not reported. A handler that writes must therefore extract
+/// `FencedTx` or `Admitted` as well.
 impl<S: Sync> FromRequestParts<S> for Admitted {
     type Rejection = NoTransaction;
 

@@ -17,7 +17,7 @@ use crate::{
 ///
 /// The operator `?` converts sqlx's errors and the errors of the fence into this type. A
 /// [`WriteError`] is rendered as if the handler had returned it. Any other error of the fence is
-/// rendered like a refusal by the layer. The following applies to sqlx's errors.
+/// rendered like a refusal by the layer. The following rules apply to sqlx's errors.
 ///
 /// If another transaction caused the failure (a deadlock, a serialization failure or a lock
 /// timeout), the response is 503 `fence-busy`. If the database is unreachable, the response is 503

@@ -96,7 +96,7 @@ pub(super) fn no_principal() {
 }
 
 /// Logs a write that collided with another transaction, or waited too long for a lock or a
-/// connection. Clients can cause this by collisions.
+/// connection. The level is WARN, because clients can cause collisions.
 pub(super) fn busy(problem: &str, error: &dyn Error, message: &str) {
     if let Some(suppressed) = BUSY.next() {
         tracing::warn!(problem, error = %Chain(error), suppressed, "{message}");

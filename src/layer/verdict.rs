@@ -11,9 +11,9 @@ use crate::fence::Place;
 /// Response extension that requests a rollback, for protocols that report errors with status 200.
 ///
 /// A response with this extension counts as a failure, as if the function of
-/// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) had returned `false`. A write by
-/// [`PendingWrite::write`](super::PendingWrite::write) that has returned rows is already committed,
-/// unless the request has an idempotency key, and is not rolled back.
+/// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) had returned `false`. If the request has
+/// no idempotency key, a write by [`PendingWrite::write`](super::PendingWrite::write) that has
+/// returned rows is already committed, and is not rolled back.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};

@@ -159,7 +159,7 @@ impl<DB: Transactions> Drop for CheckedOut<DB> {
     }
 }
 
-/// Connection of the pool that may be dropped outside of any runtime. sqlx would panic there, so
+/// Pooled connection that may be dropped outside of any runtime. sqlx would panic in that case, so
 /// the connection is dropped in the runtime in which it was checked out.
 pub(super) struct Pooled<DB: Transactions> {
     conn: Option<PoolConnection<DB>>,

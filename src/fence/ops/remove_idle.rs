@@ -124,7 +124,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     })
                     .await?;
                 removed += batch;
-                // A batch is a little short if a few of its rows are in use.
+                // A batch is smaller than requested if some of its rows are in use.
                 if batch <= u64::from(idle.at_most / 2) {
                     break;
                 }

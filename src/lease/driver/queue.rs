@@ -78,12 +78,12 @@ struct Waiter {
 const RETRY: u8 = 1;
 const DISPLACED: u8 = 2;
 /// The lease id was released in this process. A request without a caller ends, and releases a lease
-/// that it was already granted.
+/// that was already granted to it.
 const DISMISSED: u8 = 4;
 const REJOIN: u8 = 8;
 /// The lease id was released, perhaps through another process, or the store's queue no longer has
-/// the request. A request without a caller stops waiting, but keeps a lease that it was already
-/// granted.
+/// the request. A request without a caller stops waiting, but keeps a lease that was already
+/// granted to it.
 const CALLED_OFF: u8 = 16;
 
 impl Waiter {

@@ -109,7 +109,7 @@ impl<L: Leases + Clone> Claim<L> {
         );
         if is_lost {
             // The answer is lost, and the lease may have been granted. A repeated request returns
-            // it.
+            // the lease.
             asked = acquire(Duration::ZERO).await;
         }
         let error = match asked {
