@@ -133,9 +133,9 @@
 //!   then fails, unless the response rejects the client. Outside of the layer, authenticate clients
 //!   and validate the names that a client can invent.
 //! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
-//!   number of refusals that were `suppressed` since the previous line. Used tokens, busy resources,
-//!   and malformed requests (at INFO), are logged in the same way, in separate lines. The metrics
-//!   count every refusal.
+//!   number of refusals that were `suppressed` since the previous line. Used tokens, busy
+//!   resources, and malformed requests (at INFO), are logged in the same way, in separate lines.
+//!   The metrics count every refusal.
 
 mod extract;
 mod failure;

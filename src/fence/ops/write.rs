@@ -117,8 +117,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// - [`WriteError::Unsupported`] if the database cannot run the statement together with its
     ///   admission. Nothing was written.
     /// - [`WriteError::Commit`] if the transaction was not committed. The outcome is unknown if the
-    ///   variant is [`CommitError::OutcomeUnknown`]: the response to the statement or to COMMIT was
-    ///   lost or late. Otherwise nothing was written.
+    ///   variant is [`OutcomeUnknown`](crate::fence::CommitError::OutcomeUnknown): the response to
+    ///   the statement or to COMMIT was lost or late. Otherwise nothing was written.
     /// - [`WriteError::Rows`] if the rows were written but cannot be decoded as `T`.
     /// - [`WriteError::Independent`] if the statement does not name `fence`. It was not executed.
     ///
