@@ -29,7 +29,7 @@
 //! | `tower_fence_removed_total{kind}` | rows that [`Fence::maintain`](crate::Fence::maintain) has removed: `keys`, `resources` | it stops rising while the tables grow |
 //! | `tower_fence_maintenance_failures_total{kind}` | failed runs of [`Fence::maintain`](crate::Fence::maintain) | it rises: the role lacks a privilege, or the database is unavailable |
 //! | `tower_fence_server_connections` | gauge: open connections of the program [`tower-fence`](crate::server) | it approaches `--max-connections` |
-//! | `tower_fence_server_refused_total{problem}` | requests that the program refused before they reached the issuer: `unauthorized`, `operators-only`, `server-busy` and `body-timeout`. Responses with the status 400, 404 or 405 are not counted | `unauthorized`: a client has no secret, or an old one; `server-busy`: too many requests |
+//! | `tower_fence_server_refused_total{problem}` | requests that the program refused before they reached the issuer: `unauthorized`, `operators-only`, `server-busy` and `body-timeout`, and requests in progress at the end of `--drain`. Responses with the status 400, 404 or 405 are not counted | `unauthorized`: a client has no secret, or an old one; `server-busy`: too many requests |
 //! | `tower_fence_leases_held` | gauge: leases that the guards of this process hold | it does not change although work is done |
 //! | `tower_fence_leases_lost_total{reason}` | leases that the guards of this process have lost: `refused`, `expired`, `max_hold`, `no_progress`, `superseded` | it is not 0 |
 

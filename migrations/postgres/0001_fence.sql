@@ -14,7 +14,7 @@
 -- A session keeps the plan of a statement until the table is analyzed. A plan that was made for a
 -- small table reads the whole table in each call, even after the table has grown. Therefore the
 -- functions that run for each write and each lease set `enable_seqscan = off`. The functions that
--- they call inherit the setting.
+-- they call inherit the setting when their plans are made.
 
 DO $fence$
 BEGIN
@@ -461,7 +461,8 @@ COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
 -- because epochs may have begun since the detection. The max_token of a row that was used after the
 -- detection does not change.
 CREATE FUNCTION tower_fence.catch_up(resource text)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
@@ -855,7 +856,8 @@ COMMENT ON FUNCTION tower_fence.admit_once(
 CREATE FUNCTION tower_fence.store_response(
     scope bytea, key text, status smallint, headers bytea, body bytea
 )
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 BEGIN
     UPDATE tower_fence.idempotency_keys AS k
     SET status = store_response.status, headers = store_response.headers, body = store_response.body

@@ -851,7 +851,8 @@ COMMENT ON FUNCTION tower_fence.lease_renew(text, bytea, bigint, boolean, bigint
 -- Issuers call this function at intervals, in case a notification was lost. The empty notification
 -- shows the issuer that its session still receives notifications.
 CREATE FUNCTION tower_fence.lease_open(resources text[], listener bigint)
-RETURNS text[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS text[] LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 BEGIN
     PERFORM pg_notify('tower_fence_' || to_hex(lease_open.listener), '');
     RETURN ARRAY(

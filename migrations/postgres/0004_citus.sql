@@ -163,7 +163,8 @@ COMMENT ON TABLE tower_fence.shards IS
 -- completed the second phase. Therefore no older token is admitted after the grant.
 
 CREATE FUNCTION tower_fence.lock_resource(resource text, lock_timeout text)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
@@ -191,7 +192,8 @@ COMMENT ON FUNCTION tower_fence.lock_resource(text, text) IS
     'that the fence has received for the resource, or null if the worker has another history.';
 
 CREATE FUNCTION tower_fence.is_behind(resource text)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
@@ -332,7 +334,8 @@ COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
 -- directory have the same system identifier, so their histories do not tell them apart. With such
 -- servers, each move counts as a failover.
 CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = on AS $fence$
 DECLARE
     known text[];
     stored text[];

@@ -309,7 +309,6 @@ async fn acquire<L: Leases>(
         biased;
         outcome = acquiring => match outcome {
             Err(LeaseError::Held { .. }) if is_closed => Err(Rejection::Closing),
-            Err(LeaseError::Lost { .. }) => Err(response::not_held(&resource)),
             outcome => outcome.map_err(|error| response::failed(error, Some(&resource))),
         },
         () = issuer.closed.clone(), if may_wait && !is_closed => Err(Rejection::Closing),
@@ -359,10 +358,8 @@ async fn release<L: Leases>(
     let id = lease_id(&headers)?;
     let span = tracing::info_span!("release_lease", resource = resource.as_str());
     let releasing = issuer.leases.release(&resource, &id);
-    match releasing.instrument(span).await {
-        Err(LeaseError::Lost { .. }) => return Err(response::not_held(&resource)),
-        released => released.map_err(|error| response::failed(error, Some(&resource)))?,
-    }
+    let released = releasing.instrument(span).await;
+    released.map_err(|error| response::failed(error, Some(&resource)))?;
     metrics::count("tower_fence_leases_released_total");
     events::released(&resource);
     Ok(response::released())

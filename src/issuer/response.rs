@@ -147,12 +147,15 @@ static UNAVAILABLE: Sampler = Sampler::new();
 /// Returns the rejection for an error of the store, and logs a failure of the store. For failures
 /// after which clients retry, logs at most one line per second.
 pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejection {
+    if let LeaseError::Lost { resource } = &error {
+        return not_held(resource);
+    }
     let resource = resource.map(Resource::as_str);
     match &error {
         LeaseError::Unavailable(cause) if is_busy(&**cause) => {
             if let Some(suppressed) = BUSY.next() {
                 let error = Chain(&**cause);
-                tracing::warn!(resource, %error, suppressed, "the resource is busy");
+                tracing::warn!(resource, %error, suppressed, "the resource or the pool is busy");
             }
         }
         LeaseError::Unavailable(cause) => {
@@ -307,7 +310,7 @@ mod tests {
                 6,
                 "ERROR the lease store is misconfigured",
             ),
-            (busy.into(), 1, "WARN the resource is busy"),
+            (busy.into(), 1, "WARN the resource or the pool is busy"),
         ] {
             // No line is suppressed at the beginning, because no other unit test logs one.
             let log = captured(|| {

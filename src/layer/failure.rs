@@ -94,8 +94,20 @@ impl IntoResponse for WriteError {
     }
 }
 
-/// Returns the response to a failed statement, which is logged and counted like a refusal of the
-/// layer.
+/// Marks the response to a failed statement. The layer counts this response like a refusal if it
+/// sends it, but not if it answers with a refusal of its own.
+#[derive(Clone, Copy)]
+struct FailedStatement(ProblemType);
+
+/// Counts the response of a handler whose statement has failed.
+pub(super) fn count(response: &Response) {
+    if let Some(FailedStatement(kind)) = response.extensions().get() {
+        metrics::refused(kind.name(), None);
+        events::refused(kind.name(), None);
+    }
+}
+
+/// Logs a failed statement, and returns the response.
 fn failed(error: &Arc<sqlx::Error>) -> Response {
     let kind = of_statement(error);
     let problem = match kind {
@@ -111,9 +123,9 @@ fn failed(error: &Arc<sqlx::Error>) -> Response {
     } else {
         tracing::error!(problem = kind.name(), error = %Chain(error), "{message}");
     }
-    metrics::refused(kind.name(), None);
-    events::refused(kind.name(), None);
-    problem.into_response()
+    let mut response = problem.into_response();
+    response.extensions_mut().insert(FailedStatement(kind));
+    response
 }
 
 #[cfg(all(test, feature = "metrics"))]
@@ -132,8 +144,8 @@ mod tests {
             let log = captured(|| {
                 ::metrics::with_local_recorder(&recorder, || {
                     for _ in 0..2 {
-                        drop(DatabaseError::from(error()).into_response());
-                        drop(WriteError::Statement(error().into()).into_response());
+                        count(&DatabaseError::from(error()).into_response());
+                        count(&WriteError::Statement(error().into()).into_response());
                     }
                 });
             });

@@ -30,6 +30,7 @@ use tracing::{Instrument, Span, field::Empty};
 use super::{
     FenceLayer,
     extract::Passed,
+    failure,
     idempotency::Idempotency,
     on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
@@ -418,7 +419,9 @@ where
     S: Service<Request<Body>>,
     S::Response: IntoResponse,
 {
-    Ok(inner.call(request).await?.into_response())
+    let response = inner.call(request).await?.into_response();
+    failure::count(&response);
+    Ok(response)
 }
 
 /// Returns a body that was read completely. Unlike [`Collected`], its length and its end are known.

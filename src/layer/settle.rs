@@ -27,6 +27,7 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::{
+    failure,
     idempotency::Idempotency,
     refusal::Refusal,
     stored::{UnstorableResponse, capture},
@@ -116,7 +117,10 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     };
     let settled = ending.end(fence, outcome, stored).await;
     match (ended, settled) {
-        (Ended::Response(response, ..), Ok(())) => Ok(response),
+        (Ended::Response(response, ..), Ok(())) => {
+            failure::count(&response);
+            Ok(response)
+        }
         (Ended::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
         (Ended::Response(..) | Ended::Unstorable(_), Err(refusal)) => Ok(refusal.into_response()),
         // The fence could not be raised.

@@ -207,7 +207,10 @@ impl Functions {
     ) -> Result<Vec<String>, LeaseError> {
         let arguments = [Texts(resources), Integer(Some(listener))];
         let row = self.without_flush("lease_open", None, &arguments).await?;
-        row.try_get("answer").map_err(unavailable)
+        // In the text format, sqlx reads the name "NULL" as null.
+        let names: Vec<Option<String>> = row.try_get("answer").map_err(unavailable)?;
+        let name = |name: Option<String>| name.unwrap_or_else(|| "NULL".to_owned());
+        Ok(names.into_iter().map(name).collect())
     }
 
     pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {

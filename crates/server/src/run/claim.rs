@@ -117,18 +117,21 @@ impl<L: Leases + Clone> Claim<L> {
             Err(AcquireError::Lease(error)) => error,
             Err(error) => return Err(Refused::new(Failure::other(chain(&error)))),
         };
-        let is_queued = !wait.is_zero()
-            && matches!(
-                error,
-                LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
-            );
+        let may_be_queued = match error {
+            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. } => !wait.is_zero(),
+            // An earlier attempt may have been granted the lease.
+            LeaseError::Misconfigured(_) => !wait.is_zero(),
+            // The grant could not be announced.
+            LeaseError::Exhausted { .. } => true,
+            _ => false,
+        };
         Err(Refused {
             failure: client::failure(&error),
             may_be_granted: match is_lost || may_be_executed(&error) {
                 true => Some(ON_ITS_WAY),
                 // The store keeps the position in the queue for a moment, in case this process
                 // retries, and may grant the lease. A release ends both.
-                false => is_queued.then_some(Duration::ZERO),
+                false => may_be_queued.then_some(Duration::ZERO),
             },
             other: other_resource(&error),
         })

@@ -149,8 +149,7 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             }
             response
         }
-        // A dropped request leaves the queue. A lease that was granted to it is granted to the next
-        // waiter.
+        // If a lease was granted to the dropped request, it is released.
         () = under_way.over() => {
             under_way.sent_away.store(true, Relaxed);
             busy("the server is stopping")
