@@ -402,10 +402,12 @@ mod tests {
         grants.fail(20, 20, &silent());
         grants.fail(25, 5, &busy());
         assert!(grants.is_ready(26));
-        (6..20).for_each(|nth| grants.fail(5 * nth, 5, &busy()));
+        (6..10).for_each(|nth| grants.fail(5 * nth, 5, &busy()));
         let reason = grants.recent.outcome_at(grants.at(49)).unwrap_err();
         assert!(reason.complete.contains("no answer in time"), "{reason:?}");
         assert!(grants.is_ready(50));
+        (10..20).for_each(|nth| grants.fail(5 * nth, 5, &busy()));
+        assert!((50..110).all(|at| grants.is_ready(at)));
     }
 
     #[test]
