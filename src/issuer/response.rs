@@ -173,8 +173,8 @@ pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejectio
     error.into()
 }
 
-/// Returns whether the fence of the resource was busy. Clients can cause this failure by
-/// collisions, so it is logged as a warning.
+/// Returns whether the fence of the resource, or its pool, was busy. Clients can cause this failure
+/// by collisions, so it is logged as a warning.
 #[cfg(feature = "_fence")]
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     iter::successors(Some(error), |&error| error.source())

@@ -99,9 +99,10 @@ impl IntoResponse for WriteError {
 #[derive(Clone, Copy)]
 struct FailedStatement(ProblemType);
 
-/// Counts the response of a handler whose statement has failed.
-pub(super) fn count(response: &Response) {
-    if let Some(FailedStatement(kind)) = response.extensions().get() {
+/// Counts the response of a handler whose statement has failed. Removes the mark, so that an outer
+/// layer does not count the response again.
+pub(super) fn count(response: &mut Response) {
+    if let Some(FailedStatement(kind)) = response.extensions_mut().remove() {
         metrics::refused(kind.name(), None);
         events::refused(kind.name(), None);
     }
@@ -144,8 +145,8 @@ mod tests {
             let log = captured(|| {
                 ::metrics::with_local_recorder(&recorder, || {
                     for _ in 0..2 {
-                        count(&DatabaseError::from(error()).into_response());
-                        count(&WriteError::Statement(error().into()).into_response());
+                        count(&mut DatabaseError::from(error()).into_response());
+                        count(&mut WriteError::Statement(error().into()).into_response());
                     }
                 });
             });

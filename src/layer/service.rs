@@ -419,8 +419,8 @@ where
     S: Service<Request<Body>>,
     S::Response: IntoResponse,
 {
-    let response = inner.call(request).await?.into_response();
-    failure::count(&response);
+    let mut response = inner.call(request).await?.into_response();
+    failure::count(&mut response);
     Ok(response)
 }
 

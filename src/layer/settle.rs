@@ -117,8 +117,8 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     };
     let settled = ending.end(fence, outcome, stored).await;
     match (ended, settled) {
-        (Ended::Response(response, ..), Ok(())) => {
-            failure::count(&response);
+        (Ended::Response(mut response, ..), Ok(())) => {
+            failure::count(&mut response);
             Ok(response)
         }
         (Ended::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),

@@ -117,10 +117,12 @@ impl<L: Leases + Clone> Claim<L> {
             Err(AcquireError::Lease(error)) => error,
             Err(error) => return Err(Refused::new(Failure::other(chain(&error)))),
         };
-        let may_be_queued = match error {
-            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. } => !wait.is_zero(),
-            // An earlier attempt may have been granted the lease.
-            LeaseError::Misconfigured(_) => !wait.is_zero(),
+        let may_be_left = match error {
+            // The store keeps the position in the queue for a moment, in case this process retries,
+            // and may grant the lease; or it has granted the lease to an earlier attempt.
+            LeaseError::Held { .. }
+            | LeaseError::TooManyWaiters { .. }
+            | LeaseError::Misconfigured(_) => !wait.is_zero(),
             // The grant could not be announced.
             LeaseError::Exhausted { .. } => true,
             _ => false,
@@ -129,9 +131,7 @@ impl<L: Leases + Clone> Claim<L> {
             failure: client::failure(&error),
             may_be_granted: match is_lost || may_be_executed(&error) {
                 true => Some(ON_ITS_WAY),
-                // The store keeps the position in the queue for a moment, in case this process
-                // retries, and may grant the lease. A release ends both.
-                false => may_be_queued.then_some(Duration::ZERO),
+                false => may_be_left.then_some(Duration::ZERO),
             },
             other: other_resource(&error),
         })
