@@ -22,6 +22,9 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'feature_not_supported',
             MESSAGE = concat('tower-fence needs Postgres 14 or later, not ', current_setting('server_version'));
+    ELSIF version() ~ '(CockroachDB|-YB-)' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'feature_not_supported', MESSAGE = concat('tower-fence needs Postgres, not ', version());
     ELSIF current_setting('server_encoding') <> 'UTF8' THEN
         -- Resource names are UTF-8. Another encoding cannot store all of them.
         RAISE EXCEPTION USING
@@ -170,18 +173,36 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.current_history() IS
     'The major version and the timeline of the server. If this value changes, a failover has occurred.';
 
--- Without the timeline, the fence detects no failover, and may admit a stale token after a
--- failover. The operator must accept this risk explicitly.
+-- Without a timeline that changes whenever data is lost, the fence detects no failover, and may
+-- admit a stale token after a failover. The operator must accept this risk explicitly.
 DO $fence$
+DECLARE
+    state text := 'feature_not_supported';
+    reason text;
 BEGIN
-    PERFORM tower_fence.current_history();
-EXCEPTION WHEN OTHERS THEN
-    IF current_setting('tower_fence.failover_detection', true) IS DISTINCT FROM 'off' THEN
-        RAISE EXCEPTION USING
-            ERRCODE = SQLSTATE,
-            MESSAGE = concat('the server does not show its timeline, so no failover can be detected: ', SQLERRM),
-            HINT = 'Grant EXECUTE on pg_walfile_name, or migrate without failover detection and call '
-                'tower_fence.after_failover() after each promotion and each restore.';
+    BEGIN
+        PERFORM tower_fence.current_history();
+    EXCEPTION WHEN OTHERS THEN
+        state := SQLSTATE;
+        reason := concat('no failover can be detected: ', SQLERRM);
+    END;
+    -- Aurora and Neon have replaced the storage of Postgres, and restore it without a new timeline.
+    -- Aurora executes this function even though pg_proc does not contain it.
+    BEGIN
+        EXECUTE 'SELECT aurora_version()';
+        reason := 'no failover can be detected: a restored Aurora cluster keeps its timeline';
+    EXCEPTION WHEN OTHERS THEN
+        NULL;
+    END;
+    IF current_setting('neon.timeline_id', true) IS NOT NULL THEN
+        reason := 'no failover can be detected: a restored branch of Neon keeps its timeline';
+    END IF;
+    IF reason IS NULL THEN
+        RETURN;
+    ELSIF current_setting('tower_fence.failover_detection', true) IS DISTINCT FROM 'off' THEN
+        RAISE EXCEPTION USING ERRCODE = state, MESSAGE = reason,
+            HINT = 'Grant EXECUTE on pg_walfile_name if this privilege is missing. Otherwise migrate without failover '
+                'detection, and call tower_fence.after_failover() after each promotion and each restore.';
     END IF;
     CREATE OR REPLACE FUNCTION tower_fence.current_history()
     RETURNS text LANGUAGE sql AS 'SELECT pg_catalog.text ''''';

@@ -177,14 +177,14 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         Ok(self)
     }
 
-    /// Sets whether [`Fence::migrate`] fails if Postgres does not reveal its timeline. Default:
-    /// yes.
+    /// Sets whether [`Fence::migrate`] fails if the timeline of the server cannot show a failover.
+    /// Default: yes.
     ///
     /// From the timeline, the fence detects that a standby was promoted or that the server was
-    /// restored. Some managed services do not allow their customers to call `pg_walfile_name`,
-    /// which reveals the timeline. Without the timeline, the fence detects no failover. In that
-    /// case, call [`Fence::after_failover`] after each promotion and each restore, before any
-    /// client writes. Otherwise a confirmed write can be lost.
+    /// restored. Some [managed databases](crate::deployment#managed-databases) hide the timeline,
+    /// or keep it when they are restored. There, the fence detects no failover: call
+    /// [`Fence::after_failover`] after each promotion and each restore, before any client writes.
+    /// Otherwise a confirmed write can be lost.
     pub const fn failover_detection(mut self, yes: bool) -> Self {
         self.failover_detection = yes;
         self

@@ -97,6 +97,8 @@ impl Fault {
             "42501" => Self::Misconfigured,
             // object_not_in_prerequisite_state, from `refuse_incomplete`
             "55000" if error.message().starts_with("floors has no row") => Self::Misconfigured,
+            // Aurora shows its timeline only if `wal_level` is `logical`.
+            "55000" if error.message().starts_with("wal_level") => Self::Misconfigured,
             "TF428" => Self::Unfenced,
             // idle_in_transaction_session_timeout, transaction_timeout
             "25P03" | "25P04" => Self::Ended,

@@ -67,8 +67,8 @@ impl Failure {
             .replace("Call `Fence::migrate`", "Run `tower-fence migrate`");
         let hint = if text.starts_with(NO_ANSWER) && text.contains("refused") {
             "; start the server with `tower-fence serve`, or name another one with --url"
-        } else if text.contains("does not show its timeline") {
-            "; grant the role EXECUTE on pg_walfile_name, or see --no-failover-detection"
+        } else if text.contains("no failover can be detected") {
+            "; if the privilege is missing, grant the role EXECUTE on pg_walfile_name; otherwise see --no-failover-detection"
         } else if text.contains("permission denied for database") {
             "; grant the role CREATE on the database, or migrate as its owner"
         } else {

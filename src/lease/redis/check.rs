@@ -51,8 +51,8 @@ impl Scripts {
         if !history {
             return Err(LeaseError::misconfigured(RedisError::from((
                 redis::ErrorKind::InvalidClientConfig,
-                "the server does not report its master_replid (INFO replication), without which \
-                 tokens would not survive a restart",
+                "scripts cannot read a master_replid (INFO replication) that changes at each promotion, \
+                 without which tokens could repeat",
             ))));
         }
         if !refused.is_empty() {

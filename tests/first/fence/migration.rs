@@ -494,3 +494,32 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await;
 }
+
+/// Managed services keep their timeline when they restore data, so it does not show a failover.
+#[tokio::test]
+async fn kept_timeline_fails_migrate_unless_failover_detection_is_off() {
+    for (sign, named) in [
+        (
+            "SET allow_system_table_mods = on; \
+             CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT ''17.4'''",
+            "Aurora cluster",
+        ),
+        (
+            "DO $$ BEGIN EXECUTE \
+                 format('ALTER DATABASE %I SET neon.timeline_id = ''1''', current_database()); END $$",
+            "branch of Neon",
+        ),
+    ] {
+        let db = Postgres::fresh(1).await;
+        db.execute("DROP SCHEMA tower_fence CASCADE").await;
+        db.execute(sign).await;
+        let pool = PgPoolOptions::new().connect(&db.url).await.unwrap();
+        let refused = Fence::new(pool.clone()).migrate().await.unwrap_err();
+        assert!(refused.to_string().contains(named), "{refused}");
+        let undetected = Fence::builder().failover_detection(false).build(pool);
+        undetected.migrate().await.unwrap();
+        let unnoticed = "SELECT count(*) FROM tower_fence.floors WHERE history = ''";
+        assert_eq!(db.number(unnoticed).await, 256);
+        undetected.pool().close().await;
+    }
+}

@@ -118,6 +118,14 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
         "row-level security",
     ),
     ("DELETE FROM tower_fence.floors", ALL, "restored in part"),
+    (
+        // Aurora without logical replication.
+        "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE plpgsql AS $$ BEGIN \
+             RAISE object_not_in_prerequisite_state USING MESSAGE = 'wal_level must be set to ''logical'''; \
+         END $$",
+        ALL,
+        "wal_level must be set",
+    ),
 ];
 
 #[tokio::test]
