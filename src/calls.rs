@@ -63,10 +63,13 @@ pub(crate) struct FunctionCall<'a> {
     pub(crate) columns: &'static str,
     /// Whether the call may commit without waiting for the WAL flush.
     pub(crate) without_flush: bool,
-    /// The resource whose rows the function locks. For each function and resource, at most one call
-    /// waits longer than a moment for a lock in the database. The other calls wait in this process,
-    /// without a connection.
+    /// The resource whose rows the function locks. If such a row stays locked, one call of each
+    /// function waits for the lock in the database. The other calls wait in this process, without a
+    /// connection.
     pub(crate) resource: Option<&'a Resource>,
+    /// Whether the call assigns a token, and therefore also waits for a write in progress. Calls
+    /// that assign no token do not wait behind such calls.
+    pub(crate) assigns_token: bool,
 }
 
 /// Argument of a function.

@@ -26,9 +26,10 @@ pub(in crate::fence) enum QueueKey {
     Key([u8; 32], String),
     /// The task that moves the resources of a distributed fence to the current timeline.
     CatchUp,
-    /// Calls of an SQL function for a resource whose rows are locked.
+    /// Calls of an SQL function for a resource whose rows are locked, and whether they assign a
+    /// token.
     #[cfg(feature = "postgres")]
-    Call(&'static str, Resource),
+    Call(&'static str, bool, Resource),
 }
 
 /// Queues of all keys for which a permit is held or awaited. Each queue is in the order of arrival.
@@ -69,6 +70,12 @@ impl Queues {
             _permit: permit,
             _membership: membership,
         })
+    }
+
+    /// Returns whether a request is in this queue.
+    #[cfg(feature = "postgres")]
+    pub(in crate::fence) fn is_in_use(&self, key: &QueueKey) -> bool {
+        self.lock().contains_key(key)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Arc<Semaphore>>> {

@@ -32,13 +32,17 @@ impl Calls for Fence<Postgres> {
                 return Ok(self.call_within(&call, lock_timeout).await?);
             };
             let until = after(lock_timeout);
-            match self.call_within(&call, MOMENT).await {
-                Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
-                outcome => return Ok(outcome?),
+            let queue = QueueKey::Call(call.function, call.assigns_token, resource.clone());
+            // If an earlier call is in the queue, even a short attempt would only occupy a
+            // connection. Many such attempts would leave no connection for other resources.
+            if !self.queues.is_in_use(&queue) {
+                match self.call_within(&call, MOMENT).await {
+                    Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
+                    outcome => return Ok(outcome?),
+                }
             }
             // Another transaction has locked the rows, possibly for a long time. To limit the
             // number of connections that wait for locks, first wait in a queue and for a permit.
-            let queue = QueueKey::Call(call.function, resource.clone());
             let _turn = self.queues.wait(queue, until).await.ok_or_else(in_use)?;
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
             let _permit = permit.map_err(|_| in_use())?;

@@ -85,6 +85,7 @@ impl Functions {
                 columns: durable_with_token!("a.outcome, a.token, a.blocked_ms, a.others_wait"),
                 without_flush: false,
                 resource: Some(resource),
+                assigns_token: true,
             })
             .await?;
         let left = || unsigned(&row, "blocked_ms").map(Duration::from_millis);
@@ -131,6 +132,7 @@ impl Functions {
                 columns: durable_with_token!("a.outcome, a.token"),
                 without_flush: false,
                 resource: Some(resource),
+                assigns_token: renewal.new_token || renewal.at_least.is_some(),
             })
             .await?;
         Ok(match row.try_get("outcome").map_err(unavailable)? {
@@ -256,7 +258,7 @@ impl Functions {
         self.database.call(Box::new(sql)).await.map_err(failed)
     }
 
-    /// Calls a function that takes no token. Its COMMIT need not wait for the disk.
+    /// Calls a function that assigns no token. Its COMMIT need not wait for the disk.
     async fn without_flush(
         &self,
         function: &'static str,
@@ -269,6 +271,7 @@ impl Functions {
             columns: "a.answer",
             without_flush: true,
             resource,
+            assigns_token: false,
         })
         .await
     }
