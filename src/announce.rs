@@ -31,6 +31,11 @@ pub trait Announce: Send + Sync {
     /// and the highest stale token. Otherwise the call fails with [`AnnounceError::Superseded`],
     /// and nothing changes.
     ///
+    /// If the token `renews` a lease, its holder has read the data under an earlier token. The call
+    /// therefore also fails if the last announcement was that of another lease, or if a token above
+    /// the last announced one was used. The new token may be higher nevertheless, because resources
+    /// share a token counter.
+    ///
     /// # Errors
     ///
     /// Returns an [`AnnounceError`] if the announcement failed. In that case, the issuer must not
@@ -40,6 +45,7 @@ pub trait Announce: Send + Sync {
         resource: &'a Resource,
         token: Token,
         lease: &'a LeaseDigest,
+        renews: bool,
     ) -> AnnounceFuture<'a>;
 }
 

@@ -1001,7 +1001,8 @@ COMMENT ON FUNCTION tower_fence.max_token(text) IS
 -- Grants and epochs ----------------------------------------------------------------------------
 
 CREATE FUNCTION tower_fence.announce(
-    resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
+    resource text, token bigint, lease bytea, renews boolean DEFAULT false,
+    OUT outcome text, OUT highest bigint, OUT was_last boolean
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
@@ -1025,12 +1026,17 @@ BEGIN
         updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
     WHERE r.resource = announce.resource AND r.max_token < announce.token
         AND (r.announced < announce.token OR (r.announced = announce.token AND r.announced_lease = lease_hash))
+        -- A renewed token may be the highest because other resources share the counter. Since its
+        -- holder has read, another lease may have been granted, or another token used.
+        AND (NOT announce.renews OR r.announced = 0 OR (r.announced_lease = lease_hash AND r.max_token <= r.announced))
         AND r.history = here;
     IF FOUND THEN
         RETURN;
     END IF;
     SELECT greatest(r.max_token, r.announced) AS highest,
-        r.announced = announce.token AND r.announced_lease IS NOT DISTINCT FROM lease_hash AS was_last INTO seen
+        r.announced = announce.token AND r.announced_lease IS NOT DISTINCT FROM lease_hash AS was_last,
+        announce.renews AND r.announced > 0 AND r.history = here
+            AND (r.announced_lease IS DISTINCT FROM lease_hash OR r.max_token > r.announced) AS is_lost INTO seen
     FROM tower_fence.resources AS r WHERE r.resource = announce.resource;
     IF FOUND THEN
         highest := seen.highest;
@@ -1051,13 +1057,14 @@ BEGIN
     END IF;
     -- The outcome is behind for the reasons in try_admit(), or because another transaction has
     -- inserted the row in the meantime.
-    outcome := CASE WHEN highest >= announce.token THEN 'superseded' ELSE 'behind' END;
+    outcome := CASE WHEN highest >= announce.token OR seen.is_lost THEN 'superseded' ELSE 'behind' END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
-    'Records a grant and makes all tokens below the granted token stale. Returns announced, superseded (with the '
-    'highest token that was used or announced, and whether this grant was the last announcement), or behind. If the '
-    'outcome is behind, call catch_up() and retry.';
+COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea, boolean) IS
+    'Records a grant or a renewal and makes all tokens below its token stale. Returns announced, superseded (with the '
+    'highest token that was used or announced, and whether this grant was the last announcement), or behind. A renewal '
+    'is also superseded if the last announcement was that of another lease, or if a higher token has been used since. '
+    'If the outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

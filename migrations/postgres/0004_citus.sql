@@ -562,7 +562,7 @@ BEGIN
         'tower_fence.try_admit(text, bigint, boolean)', 'tower_fence.admit(text, bigint, boolean)',
         'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)',
         'tower_fence.try_raise(text, bigint)', 'tower_fence.raise(text, bigint)',
-        'tower_fence.announce(text, bigint, bytea)', 'tower_fence.max_token(text)',
+        'tower_fence.announce(text, bigint, bytea, boolean)', 'tower_fence.max_token(text)',
         'tower_fence.lock_resource(text, text)', 'tower_fence.is_behind(text)',
         'tower_fence.admit_header(text, text, boolean)'
     ] LOOP

@@ -8,8 +8,9 @@
 //! 2. Any other announcement is refused, and the resource does not change. If the lease is still
 //!    held, [`Announced`] asks the store for a higher token for the same lease, and announces that
 //!    token.
-//! 3. Rule 2 does not apply to a renewal. If the announcement of a renewal is refused,
-//!    [`Announced`] asks the store for the lease's current token. If that token is higher, another
+//! 3. Rule 2 does not apply to a renewal, whose announcement is also refused if the last
+//!    announcement was that of another lease, or if a token above the last announced one was used.
+//!    If the announcement of a renewal is refused, [`Announced`] asks the store for the lease's current token. If that token is higher, another
 //!    renewal of the same lease has overtaken this one. This renewal then returns the higher token
 //!    or, if it requested a new token, requests another one. Otherwise the lease is lost, because
 //!    another holder may have written since this holder last read its data.
@@ -228,7 +229,10 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         let mut granted_at = Instant::now();
         for _ in 0..ATTEMPTS {
             let (resource, token) = (&lease.resource, lease.token);
-            match self.resources.announce(resource, token, &digest).await {
+            let announced = self
+                .resources
+                .announce(resource, token, &digest, renewal.is_some());
+            match announced.await {
                 Ok(()) => {}
                 // The holder has used the token since its announcement, and no other token was
                 // granted.
@@ -389,6 +393,7 @@ mod tests {
             _: &'a Resource,
             _: Token,
             _: &'a LeaseDigest,
+            _: bool,
         ) -> AnnounceFuture<'a> {
             self.0.fetch_add(1, Relaxed);
             Box::pin(async { Ok(()) })

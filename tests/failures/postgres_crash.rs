@@ -109,7 +109,7 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
             }
             match raised {
                 "raise" => fence.raise(&name, token).await.unwrap(),
-                "announcement" => fence.announce(&name, token, &lease).await.unwrap(),
+                "announcement" => fence.announce(&name, token, &lease, false).await.unwrap(),
                 _ => {
                     let read = {
                         let name = name.to_string();

@@ -108,10 +108,10 @@ async fn a_grant_is_announced_on_the_worker() {
     let cluster = Cluster::with_distributed_fence().await;
     let fence = cluster.fence().await;
     let (sku, lease) = (resource(3), LeaseDigest::of("lease"));
-    fence.announce(&sku, token(7), &lease).await.unwrap();
-    fence.announce(&sku, token(7), &lease).await.unwrap();
+    fence.announce(&sku, token(7), &lease, false).await.unwrap();
+    fence.announce(&sku, token(7), &lease, false).await.unwrap();
     is_stale(take(&fence, &sku, 6).await, 6, 6);
-    let superseded = fence.announce(&sku, token(6), &lease).await;
+    let superseded = fence.announce(&sku, token(6), &lease, false).await;
     assert!(
         matches!(superseded, Err(AnnounceError::Superseded { .. })),
         "{superseded:?}"

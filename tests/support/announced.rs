@@ -12,8 +12,8 @@ use crate::{
     lease::{LONG, grant, highest_epoch, sku},
 };
 
-/// A resource in the same partition as `sku-1`.
-const NEIGHBOUR: &str = "sku-124";
+/// A resource in the same partition as `sku-1`, which therefore shares its token counter.
+pub const NEIGHBOUR: &str = "sku-124";
 
 /// Returns a forged token, which any client can send.
 pub fn forged() -> Token {

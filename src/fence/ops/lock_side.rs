@@ -100,14 +100,15 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
         resource: &'a Resource,
         token: Token,
         lease: &'a LeaseDigest,
+        renews: bool,
     ) -> AnnounceFuture<'a> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
             let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
             let plan = Plan::locking(self.limits, &one);
             let announced = self.open(plan, async |transaction| {
-                let announcement =
-                    transaction.run(async |on| DB::announce(on, resource, token, lease).await);
+                let announcement = transaction
+                    .run(async |on| DB::announce(on, resource, token, lease, renews).await);
                 match announcement.await? {
                     Announcement::Announced => Ok(Ok(())),
                     Announcement::Superseded { highest, was_last } => {

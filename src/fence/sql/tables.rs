@@ -26,12 +26,14 @@ pub(crate) trait Tables: Database {
     async fn max_token(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<i64>>;
 
     /// Records a grant and raises the fence to the granted token, unless the fence has received a
-    /// higher token.
+    /// higher token. If the grant `renews` its lease, the last announcement must be of that lease,
+    /// and no higher token may have been used.
     async fn announce(
         on: On<'_, Self>,
         resource: &Resource,
         token: Token,
         lease: &LeaseDigest,
+        renews: bool,
     ) -> sqlx::Result<Announcement>;
 
     /// Sets `max_token` to `token`, unless the database has recorded grants of higher tokens.

@@ -276,7 +276,7 @@ pub(super) async fn run<DB: TestDatabase>(
             max_token,
         } => {
             let digest = LeaseDigest::of(lease);
-            let found = match fence.announce(name, token(value), &digest).await {
+            let found = match fence.announce(name, token(value), &digest, false).await {
                 Ok(()) => Outcome::Announced,
                 Err(AnnounceError::Superseded { next, was_last, .. }) => {
                     assert_eq!(Some(next.get()), expected, "{name}: {step:?}");

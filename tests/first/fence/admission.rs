@@ -53,7 +53,7 @@ async fn superseded_token_is_not_reported_as_used<DB: TestDatabase>() {
     let grant = async |granted: i64| {
         let lease = LeaseDigest::of("lease-id-of-a-grant");
         fence
-            .announce(&sku(), token(granted), &lease)
+            .announce(&sku(), token(granted), &lease, false)
             .await
             .unwrap();
     };

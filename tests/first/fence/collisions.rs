@@ -97,7 +97,10 @@ async fn conflicting_raise_and_announcement_are_retried() {
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
     collide(&db, "tower_fence.resources", BEFORE, "40001", 2).await;
     let lease = LeaseDigest::of("the id of a lease");
-    fence.announce(&sku(), token(9), &lease).await.unwrap();
+    fence
+        .announce(&sku(), token(9), &lease, false)
+        .await
+        .unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
 }
 

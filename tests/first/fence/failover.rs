@@ -445,7 +445,9 @@ async fn grant_from_before_a_failover_is_superseded() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     let lease = LeaseDigest::of("of-a-lease-that-is-granted-now");
-    let announced = fence.announce(&sku(), token(1_000_000_006), &lease).await;
+    let announced = fence
+        .announce(&sku(), token(1_000_000_006), &lease, false)
+        .await;
     match announced {
         Err(AnnounceError::Superseded {
             next,

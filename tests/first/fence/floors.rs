@@ -121,12 +121,17 @@ async fn grant_below_the_floor_is_superseded<DB: TestDatabase>() {
     let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
     // The token was granted, but never used. The floor still includes it, because otherwise another
     // lease could be granted the same token.
-    fence.announce(&sku(), token(7), &lease).await.unwrap();
+    fence
+        .announce(&sku(), token(7), &lease, false)
+        .await
+        .unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     let other = LeaseDigest::of("the-lease-of-another");
     for superseded in [1, 6, 7] {
-        let announced = fence.announce(&sku(), token(superseded), &other).await;
+        let announced = fence
+            .announce(&sku(), token(superseded), &other, false)
+            .await;
         match announced {
             Err(AnnounceError::Superseded { next, was_last }) => {
                 assert_eq!((next, was_last), (token(8), false));
@@ -135,7 +140,10 @@ async fn grant_below_the_floor_is_superseded<DB: TestDatabase>() {
         }
         assert_eq!(rows(&db).await, 0);
     }
-    fence.announce(&sku(), token(8), &other).await.unwrap();
+    fence
+        .announce(&sku(), token(8), &other, false)
+        .await
+        .unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
 }
 
@@ -494,7 +502,10 @@ impl Insert {
         match self {
             Self::Admit => write(fence, 5).await.is_err(),
             Self::Raise => fence.raise(&sku(), token(5)).await.is_err(),
-            Self::Announce => fence.announce(&sku(), token(5), &lease).await.is_err(),
+            Self::Announce => fence
+                .announce(&sku(), token(5), &lease, false)
+                .await
+                .is_err(),
             Self::AdmitFunction => functions::admit(&mut conn, "sku-1", 5).await.is_err(),
             Self::RaiseFunction => functions::raise(&mut conn, "sku-1", 5).await.is_err(),
         }

@@ -46,7 +46,10 @@ impl Use {
             Self::Raise => fence.raise(&sku(), token(value)).await.unwrap(),
             Self::Announce => {
                 let lease = LeaseDigest::of("the-lease-of-whoever-uses-it");
-                fence.announce(&sku(), token(value), &lease).await.unwrap();
+                fence
+                    .announce(&sku(), token(value), &lease, false)
+                    .await
+                    .unwrap();
             }
             Self::Read => {
                 let layer = FenceLayer::new(fence.clone(), |_: &Parts| Resource::new("sku-1"));

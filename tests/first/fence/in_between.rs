@@ -105,7 +105,7 @@ async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<()
 /// Announces a token. If the token is superseded, returns the next token.
 async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
     let lease = LeaseDigest::of("a");
-    match fence.announce(&sku(), token(value), &lease).await {
+    match fence.announce(&sku(), token(value), &lease, false).await {
         Err(AnnounceError::Superseded { next, .. }) => Err(next.get()),
         announced => {
             announced.unwrap();

@@ -293,7 +293,7 @@ async fn a_raise_and_a_grant_admit_nothing() {
         fence.raise(&name, token(first)).await.unwrap();
         assert_eq!(db.number(admitted_by).await, before);
         let lease = LeaseDigest::of("its lease");
-        let announced = fence.announce(&name, token(first + 1), &lease).await;
+        let announced = fence.announce(&name, token(first + 1), &lease, false).await;
         announced.unwrap_or_else(|error| panic!("{error:?}"));
         assert_eq!(db.number(admitted_by).await, before);
         is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
@@ -303,7 +303,7 @@ async fn a_raise_and_a_grant_admit_nothing() {
     // The first announcement creates the row.
     db.execute("DELETE FROM tower_fence.resources").await;
     let lease = LeaseDigest::of("its lease");
-    let announced = fence.announce(&name, token(3_000), &lease).await;
+    let announced = fence.announce(&name, token(3_000), &lease, false).await;
     announced.unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!(db.number(admitted_by).await, 0);
 }

@@ -57,7 +57,10 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     fence.report_epoch(110, epoch).await.unwrap();
     let announced = epoch.token(5).unwrap();
     let lease = LeaseDigest::of("one");
-    fence.announce(&sku(), announced, &lease).await.unwrap();
+    fence
+        .announce(&sku(), announced, &lease, false)
+        .await
+        .unwrap();
     for (below, at_least) in [(announced.get() - 1, announced.get()), (1, announced.get())] {
         let refused = fence.reset(&sku(), token(below)).await.unwrap_err();
         let ResetError::BelowGranted { granted, .. } = refused else {
@@ -68,7 +71,10 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     // If a grant was above a forged token, a reset below that grant is refused as well, because its
     // lease may still be held.
     fence.raise(&sku(), token(FORGED)).await.unwrap();
-    fence.announce(&sku(), token(FORGED), &lease).await.unwrap();
+    fence
+        .announce(&sku(), token(FORGED), &lease, false)
+        .await
+        .unwrap();
     let below = fence.reset(&sku(), announced).await;
     assert!(
         matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == FORGED),
@@ -76,7 +82,10 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     );
     // The highest possible token is ignored here, because otherwise a reset would be impossible.
     // Only the issued epochs limit the reset.
-    fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
+    fence
+        .announce(&sku(), Token::MAX, &lease, false)
+        .await
+        .unwrap();
     let below = fence.reset(&sku(), token(2_000_000_005)).await;
     assert!(
         matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == 3_000_000_000),
@@ -87,14 +96,17 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     // The next grant is announced as usual.
     let next = epoch.token(6).unwrap();
     fence
-        .announce(&sku(), next, &LeaseDigest::of("two"))
+        .announce(&sku(), next, &LeaseDigest::of("two"), false)
         .await
         .unwrap();
     assert!(admits(&fence, next.get()).await);
     // The last announcement no longer belongs to this lease.
-    fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
+    fence
+        .announce(&sku(), Token::MAX, &lease, false)
+        .await
+        .unwrap();
     fence.reset(&sku(), next).await.unwrap();
-    let again = fence.announce(&sku(), next, &lease).await;
+    let again = fence.announce(&sku(), next, &lease, false).await;
     let is_last = matches!(again, Err(AnnounceError::Superseded { was_last: true, .. }));
     assert!(again.is_err() && !is_last, "{again:?}");
 }
@@ -102,7 +114,7 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
 /// Announces a token. If the token is superseded, returns the next token.
 async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str) -> Option<i64> {
     let lease = LeaseDigest::of(lease);
-    match fence.announce(&sku(), token(value), &lease).await {
+    match fence.announce(&sku(), token(value), &lease, false).await {
         Ok(()) => None,
         Err(AnnounceError::Superseded { next, .. }) => Some(next.get()),
         Err(error) => panic!("{error:?}"),
@@ -152,7 +164,7 @@ async fn reset_does_not_undo_a_concurrent_announcement() {
     db.execute("UPDATE tower_fence.floors SET floor = 500 WHERE partition = 110")
         .await;
     let mut announcing = db.pool.begin().await.unwrap();
-    let announce = "SELECT outcome FROM tower_fence.announce('sku-1', 900, 'lease')";
+    let announce = "SELECT outcome FROM tower_fence.announce('sku-1', 900, 'lease', false)";
     let outcome: String = sqlx::query_scalar(announce)
         .fetch_one(&mut *announcing)
         .await
@@ -174,9 +186,12 @@ async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("a");
-    fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
+    fence
+        .announce(&sku(), Token::MAX, &lease, false)
+        .await
+        .unwrap();
     let other = LeaseDigest::of("b");
-    let refused = fence.announce(&sku(), Token::MAX, &other).await;
+    let refused = fence.announce(&sku(), Token::MAX, &other, false).await;
     let Err(AnnounceError::Exhausted { max_token }) = refused else {
         panic!("{refused:?}");
     };

@@ -24,14 +24,16 @@ use tower_fence::{
 };
 
 use crate::support::{
-    announced::forged,
-    database::{TestDatabase, WAITING_FOR_LOCK},
+    announced::{NEIGHBOUR, forged},
+    database::{TestDatabase, WAITING_FOR_LOCK, on_both_databases},
     eventually,
     fence::write,
     lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku, spawn_acquire},
     redis::{COUNTER, LEASE, RedisServer, connect, dump, fresh_prefix, restore, shared_url},
     soon,
 };
+
+on_both_databases!(renewal_after_another_writer_is_lost,);
 
 #[tokio::test]
 async fn grant_supersedes_older_tokens_before_it_is_answered() {
@@ -110,6 +112,42 @@ async fn write_with_the_token_before_renewal_is_refused() {
     fence.raise(&sku(), forged()).await.unwrap();
     is_lost(leases.renew(&sku(), &lease.id, renewal).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
+}
+
+/// A renewal with a new token is lost if another lease was announced, or another token was used,
+/// although the new token is the highest.
+async fn renewal_after_another_writer_is_lost<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let store = MemoryLeases::new(fence.clone());
+    let leases = store.clone().announced_to(fence.clone());
+    let neighbour = Resource::new(NEIGHBOUR).unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    for is_announced in [true, false] {
+        let lease = grant(&leases, &sku(), LONG).await;
+        write(&fence, lease.token.get()).await.unwrap();
+        let renewed = leases.renew(&sku(), &lease.id, renewal).await.unwrap();
+        // The token of another issuer, or a forged token.
+        let foreign = Token::new(renewed.token.get() + 1).unwrap();
+        if is_announced {
+            let another = LeaseDigest::of("another");
+            fence
+                .announce(&sku(), foreign, &another, false)
+                .await
+                .unwrap();
+        } else {
+            write(&fence, foreign.get()).await.unwrap();
+        }
+        for _ in 0..2 {
+            let other = grant(&leases, &neighbour, LONG).await;
+            leases.release(&neighbour, &other.id).await.unwrap();
+        }
+        is_lost(leases.renew(&sku(), &lease.id, renewal).await);
+        assert!(store.inspect(&sku()).await.unwrap().is_none());
+        let next = grant(&leases, &sku(), LONG).await;
+        write(&fence, next.token.get()).await.unwrap();
+        leases.release(&sku(), &next.id).await.unwrap();
+    }
 }
 
 /// Store that signs tokens, as a remote issuer does, and whose answer to the first renewal arrives
@@ -288,10 +326,11 @@ impl Announce for Slow {
         resource: &'a Resource,
         token: Token,
         lease: &'a LeaseDigest,
+        renews: bool,
     ) -> AnnounceFuture<'a> {
         Box::pin(async move {
             self.1.acquire().await.unwrap().forget();
-            self.0.announce(resource, token, lease).await
+            self.0.announce(resource, token, lease, renews).await
         })
     }
 }

@@ -296,7 +296,10 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     // The row was lost, and another issuer has announced its lease with the same token.
     db.execute("DELETE FROM tower_fence.resources").await;
     let other = LeaseDigest::of("another lease");
-    fence.announce(&sku(), again.token, &other).await.unwrap();
+    fence
+        .announce(&sku(), again.token, &other, false)
+        .await
+        .unwrap();
     is_lost(leases.renew(&sku(), &again.id, renew).await);
 }
 

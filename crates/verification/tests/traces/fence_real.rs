@@ -169,7 +169,9 @@ impl<DB: Writes> Real for Crate<DB> {
 
     async fn announce(&self, resource: &Resource, presented: i64, who: Who) -> bool {
         let lease = LeaseDigest::of(&format!("{who:?}"));
-        let announced = self.fence().announce(resource, token(presented), &lease);
+        let announced = self
+            .fence()
+            .announce(resource, token(presented), &lease, false);
         match announced.await {
             Ok(()) => true,
             Err(AnnounceError::Superseded { .. }) => false,

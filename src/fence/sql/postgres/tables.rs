@@ -45,13 +45,14 @@ impl Tables for Postgres {
         resource: &Resource,
         token: Token,
         lease: &LeaseDigest,
+        renews: bool,
     ) -> sqlx::Result<Announcement> {
-        const ANNOUNCE: &str =
-            "SELECT a.outcome, a.highest, a.was_last FROM tower_fence.announce($1, $2, $3) AS a";
+        const ANNOUNCE: &str = "SELECT a.outcome, a.highest, a.was_last FROM tower_fence.announce($1, $2, $3, $4) AS a";
         let answer: (String, Option<i64>, bool) = sqlx::query_as(names.sql(ANNOUNCE))
             .bind(resource.as_str())
             .bind(token.get())
             .bind(&lease.as_bytes()[..])
+            .bind(renews)
             .fetch_one(conn)
             .await?;
         Ok(match answer {

@@ -50,6 +50,7 @@ impl Tables for Sqlite {
         resource: &Resource,
         token: Token,
         lease: &LeaseDigest,
+        renews: bool,
     ) -> sqlx::Result<Announcement> {
         const ANNOUNCE: &str = "INSERT INTO tower_fence.resources AS r \
                  (resource, max_token, announced, announced_lease, updated_at, partition) \
@@ -59,7 +60,8 @@ impl Tables for Sqlite {
                  announced = excluded.announced, announced_lease = excluded.announced_lease, \
                  updated_at = excluded.updated_at \
              WHERE r.max_token < $2 \
-                 AND (r.announced < $2 OR (r.announced = $2 AND r.announced_lease IS $3))";
+                 AND (r.announced < $2 OR (r.announced = $2 AND r.announced_lease IS $3)) \
+                 AND (NOT $5 OR r.announced = 0 OR (r.announced_lease IS $3 AND r.max_token <= r.announced))";
         const HIGHEST: &str = "SELECT max(max_token, announced), announced = $2 AND announced_lease IS $3 \
              FROM tower_fence.resources WHERE resource = $1";
         let announced = sqlx::query(names.sql(ANNOUNCE))
@@ -67,6 +69,7 @@ impl Tables for Sqlite {
             .bind(token.get())
             .bind(&lease.as_bytes()[..])
             .bind(i16::from(partition_of(resource)))
+            .bind(renews)
             .execute(&mut *conn);
         if announced.await?.rows_affected() == 1 {
             return Ok(Announcement::Announced);

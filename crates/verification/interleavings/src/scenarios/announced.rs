@@ -32,9 +32,19 @@ struct Row {
 }
 
 impl Row {
-    fn announce(&mut self, token: Token, lease: &LeaseDigest) -> Result<(), AnnounceError> {
-        let was_last = token.get() == self.announced && self.lease.as_ref() == Some(lease);
-        if token.get() <= self.max_token || token.get() <= self.announced && !was_last {
+    fn announce(
+        &mut self,
+        token: Token,
+        lease: &LeaseDigest,
+        renews: bool,
+    ) -> Result<(), AnnounceError> {
+        let is_mine = self.lease.as_ref() == Some(lease);
+        let was_last = token.get() == self.announced && is_mine;
+        let owns = self.announced == 0 || is_mine && self.max_token <= self.announced;
+        if token.get() <= self.max_token
+            || token.get() <= self.announced && !was_last
+            || renews && !owns
+        {
             let next = self.max_token.max(self.announced) + 1;
             let next = Token::new(next).unwrap();
             return Err(AnnounceError::Superseded { next, was_last });
@@ -89,10 +99,11 @@ impl Announce for Fence {
         _: &'a Resource,
         token: Token,
         lease: &'a LeaseDigest,
+        renews: bool,
     ) -> AnnounceFuture<'a> {
         Box::pin(async move {
             self.passes().await?;
-            let outcome = self.row.lock().unwrap().announce(token, lease);
+            let outcome = self.row.lock().unwrap().announce(token, lease, renews);
             self.passes().await?;
             outcome
         })

@@ -13,6 +13,8 @@ pub struct Bounds {
     pub most: u8,
     /// The number of writes under a forged token.
     pub forged: u8,
+    /// The number of grants on other resources of the partition, which share the token counter.
+    pub neighbours: u8,
     /// The number of requests that continue after their caller has disconnected.
     pub abandoned: u8,
     /// The number of writes that arrive late.
@@ -36,6 +38,7 @@ impl Default for Bounds {
             losses: &[],
             most: 0,
             forged: 0,
+            neighbours: 0,
             abandoned: 0,
             delayed: 0,
             renewals: false,
@@ -94,6 +97,7 @@ pub fn small() -> Vec<Bounds> {
         Bounds { forged: 1, ..alone },
         Bounds {
             forged: 1,
+            neighbours: 2,
             new_tokens: 1,
             ..alone
         },

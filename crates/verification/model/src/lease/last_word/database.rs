@@ -56,14 +56,18 @@ impl Database {
         self.epoch
     }
 
-    pub fn announce(&mut self, token: u8, lease: u8, rules: Rules) -> Announcement {
+    pub fn announce(&mut self, token: u8, lease: u8, renews: bool, rules: Rules) -> Announcement {
         self.catch_up(rules);
         let repeats = self.announced == token && rules.follows(Rule::Repeats);
         let is_mine = self.lease == Some(lease);
         let is_next = self.announced < token
             || !rules.follows(Rule::Highest)
             || repeats && (is_mine || !rules.follows(Rule::WhoseLease));
-        if self.max_token < token && is_next {
+        let is_renewable = !renews
+            || self.announced == 0
+            || is_mine && self.max_token <= self.announced
+            || !rules.follows(Rule::NoneBetween);
+        if self.max_token < token && is_next && is_renewable {
             self.grant(token, lease, rules);
             return Announcement::Announced;
         }

@@ -83,6 +83,8 @@ pub enum Step {
     Forge {
         token: u8,
     },
+    /// A lease on another resource of the partition is granted.
+    NeighbourIsGranted,
     /// Redis saves its keys.
     RedisIsSaved,
     /// The standby of the database stops replicating.
@@ -155,6 +157,9 @@ impl Model for LastWord {
         if state.master == 1 && state.reconnects < RECONNECTS {
             steps.extend((0..self.bounds.issuers).map(|issuer| Step::Reconnects { issuer }));
         }
+        if state.neighbours < self.bounds.neighbours {
+            steps.push(Step::NeighbourIsGranted);
+        }
         self.losses(state, steps);
     }
 
@@ -194,6 +199,10 @@ impl Model for LastWord {
                 state.reconnects += 1;
                 let server = &mut state.issuers[usize::from(issuer)].server;
                 *server = 1 - *server;
+            }
+            Step::NeighbourIsGranted => {
+                state.neighbours += 1;
+                state.servers[usize::from(state.master)].counter += 1;
             }
             Step::RedisIsSaved => {
                 state.saved = Some(state.servers[usize::from(state.master)].clone());

@@ -139,7 +139,10 @@ impl LastWord {
         let Phase::Took(token) = request.phase else {
             unreachable!("the request has taken a token");
         };
-        let announcement = state.database.announce(token, request.id, self.rules);
+        let renews = matches!(request.kind, Kind::Renew { .. });
+        let announcement = state
+            .database
+            .announce(token, request.id, renews, self.rules);
         if self.rules.follows(Rule::OnDisk) {
             state.disk = state.database.clone();
         }
@@ -149,7 +152,7 @@ impl LastWord {
                 Kind::Renew { new_token: false } if was_last => {
                     return self.answer(state, of, &request, token);
                 }
-                Kind::Renew { .. } if self.rules.follows(Rule::RenewalIsLost) => Phase::Lost,
+                Kind::Renew { .. } => Phase::Lost,
                 // Without this rule, the database grants the higher token.
                 _ if !self.rules.follows(Rule::OfTheStore) => {
                     state.database.grant(next, request.id, self.rules);

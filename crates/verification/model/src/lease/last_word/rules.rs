@@ -48,7 +48,7 @@ pub enum Rule {
     OfTheStore,
     LiftCompares,
     CounterStays,
-    RenewalIsLost,
+    NoneBetween,
     NewToken,
     OfOthers,
     MoveUp,
@@ -66,7 +66,7 @@ impl Rule {
         Self::OfTheStore,
         Self::LiftCompares,
         Self::CounterStays,
-        Self::RenewalIsLost,
+        Self::NoneBetween,
         Self::NewToken,
         Self::OfOthers,
         Self::MoveUp,
@@ -101,8 +101,9 @@ impl Rule {
                 holders: 1,
                 ..alone
             },
-            Self::RenewalIsLost => Bounds {
+            Self::NoneBetween => Bounds {
                 forged: 1,
+                neighbours: 2,
                 new_tokens: 1,
                 holders: 1,
                 ..alone
@@ -139,7 +140,9 @@ impl fmt::Display for Rule {
             Self::OfTheStore => "the store, not the announcement, assigns the higher token",
             Self::LiftCompares => "only a lease that is still held gets the higher token",
             Self::CounterStays => "the higher token does not change the token counter",
-            Self::RenewalIsLost => "a renewal whose token is superseded reports a lost lease",
+            Self::NoneBetween => {
+                "another lease or a foreign token supersedes a renewal, even below its new token"
+            }
             Self::NewToken => "a renewal with a new token is announced",
             Self::OfOthers => "a renewal announces a token that another process has assigned",
             Self::MoveUp => "after a change of the timeline, all earlier tokens are stale",

@@ -34,6 +34,7 @@ pub struct State {
     /// The number of leases that the store has granted.
     pub grants: u8,
     pub forged: u8,
+    pub neighbours: u8,
     pub abandoned: u8,
     pub delays: u8,
     pub new_tokens: u8,
@@ -61,6 +62,7 @@ impl Default for State {
             reconnects: 0,
             grants: 0,
             forged: 0,
+            neighbours: 0,
             abandoned: 0,
             delays: 0,
             new_tokens: 0,
