@@ -57,7 +57,8 @@ impl TokenKeys {
     /// tokens. Default: empty.
     ///
     /// Set the same audience for issuers and layers, before you clone the handle. Existing clones
-    /// keep their audience.
+    /// keep their audience. An audience cannot be rotated while processes run: a layer refuses all
+    /// tokens of another audience.
     #[must_use]
     pub fn audience(mut self, audience: impl Into<Arc<str>>) -> Self {
         self.audience = audience.into();

@@ -48,7 +48,8 @@
 //! [`replace`](TokenKeys::replace) changes the keys of the handle and of all its clones in the
 //! process, without a restart. To rotate the key of several processes:
 //!
-//! 1. Add the new key to all processes, so that they also verify with it: `k1:… k2:…`.
+//! 1. Add the new key, under a new id, to all processes: `k1:… k2:…`. They then also verify with
+//!    it.
 //! 2. Make the new key the first key of the issuers, so that they sign with it: `k2:… k1:…`. From
 //!    then on, each renewal of a lease returns a token that the new key has signed.
 //! 3. Remove the old key when no client needs a token that the old key has signed: `k2:…`. Wait at

@@ -47,9 +47,9 @@ impl EtcdLeasesBuilder {
     /// Default: `tower-fence`.
     ///
     /// In each name, a colon follows the prefix. Stores with different prefixes are independent of
-    /// each other, and may share one source of epochs. **Two sources of epochs, each with its own
-    /// database, must not share a prefix**. Otherwise the grants of the second source are refused
-    /// with [`LeaseError::Misconfigured`].
+    /// each other, and may share one source of epochs if they grant different resources. **Two
+    /// sources of epochs, each with its own database, must not share a prefix**. Otherwise the
+    /// grants of the second source are refused with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();

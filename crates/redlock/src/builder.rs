@@ -39,8 +39,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     /// `tower-fence`.
     ///
     /// Stores with different prefixes are independent of each other, and may share one source of
-    /// epochs. Two sources of epochs must not share a prefix. Otherwise the grants of the second
-    /// source are refused with [`LeaseError::Misconfigured`].
+    /// epochs if they grant different resources. Two sources of epochs must not share a prefix.
+    /// Otherwise the grants of the second source are refused with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();

@@ -34,11 +34,12 @@ impl RedisLeasesBuilder {
     /// Sets the prefix of all keys and channels, which must not contain braces. Default:
     /// `tower-fence`.
     ///
-    /// Stores with different prefixes are independent, and may share one source of epochs. **Two
-    /// sources of epochs, each with its own database, must not share a prefix.** Choose a prefix
-    /// for each database whose leases are in the same Redis. Otherwise the token counters belong to
-    /// the source that used the prefix first, and an issuer with the other source gets an error
-    /// that names the conflict.
+    /// Stores with different prefixes are independent, and may share one source of epochs if they
+    /// grant different resources. A change of the prefix is a [move to another
+    /// store](crate::guide::stores#moving-from-one-store-to-another). **Two sources of epochs, each
+    /// with its own database, must not share a prefix.** Choose a prefix for each database whose
+    /// leases are in the same Redis. Otherwise the token counters belong to the source that used
+    /// the prefix first, and an issuer with the other source gets an error that names the conflict.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();

@@ -68,8 +68,9 @@ pub struct RunArgs {
     /// The exit status if the lease is held by another holder.
     #[arg(short = 'E', long, env = "TOWER_FENCE_CONFLICT_EXIT_CODE", value_name = "STATUS", default_value_t = failure::HELD)]
     pub conflict_exit_code: u8,
-    /// Acquires the lease in Postgres, without a server. Do not use this option if the servers store
-    /// their leases in Redis or etcd, because the lease excludes only other leases in Postgres.
+    /// Acquires the lease in Postgres, without a server. Do not use this option if the servers
+    /// store their leases in Redis or etcd, because the lease excludes only other leases in
+    /// Postgres.
     #[arg(long, env = "TOWER_FENCE_DIRECT", value_parser = BoolishValueParser::new())]
     pub direct: bool,
     #[command(flatten)]

@@ -165,6 +165,7 @@ pub struct LeaseArgs {
     ///
     /// With this setting, a holder may base a write on data that it reads under a new lease, if the
     /// fence and the data are in the same database. Each grant costs one write in that database.
+    /// All servers with the same key prefix must have the same value.
     #[arg(long, env = "TOWER_FENCE_ANNOUNCE", value_name = "YES", default_value = "true",
           action = clap::ArgAction::Set, value_parser = BoolishValueParser::new())]
     pub announce: bool,
