@@ -178,7 +178,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     }
 
     /// Sets whether [`Fence::migrate`] fails if the timeline of the server cannot show a failover.
-    /// Default: yes.
+    /// Default: yes. The setting has an effect only when `migrate` creates the tables.
     ///
     /// From the timeline, the fence detects that a standby was promoted or that the server was
     /// restored. Some [managed databases](crate::deployment#managed-databases) hide the timeline,
