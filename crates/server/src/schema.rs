@@ -59,8 +59,10 @@ pub struct PrintArgs {
 /// A token that was forged, or that comes from another source, can block its resource, because
 /// every lower token is then stale. This command connects to the database and sets the fence to
 /// --to. Tokens up to --to are then stale, and higher tokens are admitted again. If grants are
-/// announced, as they are by default, the command is not needed, because the token of the next
-/// grant is above all tokens that the fence has received.
+/// announced, as they are by default, the token of the next grant is above all tokens that the
+/// fence has received. The command is then needed only if few tokens are left: renew a lease on the
+/// resource with new tokens until the server answers `fence-exhausted`, break the lease, and set
+/// --to to the highest token that was granted before the far too high one.
 #[derive(Args)]
 #[command(after_long_help = CONDITION)]
 pub struct ResetArgs {
