@@ -450,7 +450,7 @@ async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     };
     let asked_at = Instant::now();
     for error in join(waiting, closing).await.0 {
-        assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+        assert_matches!(error, AdmitError::Unavailable(_));
     }
     // The request's own timeout is much longer.
     assert!(

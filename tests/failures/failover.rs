@@ -80,7 +80,7 @@ async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &L
     let fence = fence(promoted).await;
     let leases = PostgresLeases::new(fence.clone());
     let other = leases.acquire(resource, Acquire::new(LONG)).await;
-    assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
+    assert_matches!(other, Err(LeaseError::Held { .. }));
     let renewed = leases.renew(resource, &lease.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, lease.token);
     let tx = fence
@@ -117,10 +117,7 @@ async fn is_forgotten(promoted: &PostgresServer, resource: &Resource, lease: &Le
 async fn is_lost(fence: &Fence<Postgres>, resource: &Resource, lease: &Lease) {
     let leases = PostgresLeases::new(fence.clone());
     let renewed = leases.renew(resource, &lease.id, Renew::new(LONG)).await;
-    assert!(
-        matches!(renewed, Err(LeaseError::Lost { .. })),
-        "{renewed:?}"
-    );
+    assert_matches!(renewed, Err(LeaseError::Lost { .. }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -169,7 +166,7 @@ async fn operator_distinguishes_two_promotions_that_look_like_one() {
     assert_eq!(again, lost, "the second promotion was detected");
     fence(&second).await.after_failover().await.unwrap();
     let refused = write(&second, &held, lost).await;
-    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
     let leases = PostgresLeases::new(fence(&second).await);
     let after = grant(&leases, &held, LONG).await;
     assert!(after.token > lost);
@@ -188,10 +185,7 @@ async fn standby_does_not_report_a_lease_as_lost() {
     let pool = PgPoolOptions::new().connect_lazy(&standby.server.url("postgres"));
     let on_standby = PostgresLeases::new(Fence::new(pool.unwrap()));
     let renew = on_standby.renew(&held, &lease.id, Renew::new(LONG)).await;
-    assert!(
-        matches!(renew, Err(LeaseError::Unavailable(_))),
-        "{renew:?}"
-    );
+    assert_matches!(renew, Err(LeaseError::Unavailable(_)));
     leases
         .renew(&held, &lease.id, Renew::new(LONG))
         .await

@@ -18,4 +18,5 @@ mod shortage;
 mod unreplicated;
 mod wall_clock;
 
-use tower_fence_tests as support;
+#[macro_use]
+extern crate tower_fence_tests as support;

@@ -65,7 +65,7 @@ async fn unreachable_database_is_not_reported_as_busy() {
             .build(pool(port));
         for error in join_all((0..4).map(|n| write(&fence, n))).await {
             let error = error.unwrap_err();
-            assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+            assert_matches!(error, AdmitError::Unavailable(_));
         }
     }
 }
@@ -85,7 +85,7 @@ async fn exhausted_pool_is_reported_as_busy() {
         let refused = timeout(Duration::from_secs(15), waiting).await;
         for error in refused.expect("the timeout of the fence was ignored") {
             let error = error.unwrap_err();
-            assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+            assert_matches!(error, AdmitError::Busy(_));
         }
     }
     // Here the timeout of the pool is the shorter one.
@@ -108,7 +108,7 @@ async fn exhausted_pool_is_reported_as_busy() {
         )
         .await;
         let error = error.unwrap_err();
-        assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+        assert_matches!(error, AdmitError::Busy(_));
     }
     drop((held, all));
 }
@@ -128,7 +128,7 @@ async fn pool_filled_by_the_fence_is_reported_as_busy() {
         write(&fence, 0).await.unwrap();
         let held = pool.acquire().await.unwrap();
         let error = write(&fence, 0).await.unwrap_err();
-        assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+        assert_matches!(error, AdmitError::Busy(_));
         drop(held);
     }
 }

@@ -32,4 +32,5 @@ mod unsupported;
 mod versions;
 mod words;
 
-use tower_fence_tests as support;
+#[macro_use]
+extern crate tower_fence_tests as support;

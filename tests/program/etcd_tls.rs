@@ -87,7 +87,7 @@ async fn untrusted_server_receives_no_password() {
             .connect(&cluster.urls())
             .await;
         let refused = refused.unwrap_err();
-        assert!(matches!(refused, LeaseError::Unavailable(_)), "{refused:?}");
+        assert_matches!(refused, LeaseError::Unavailable(_));
         let messages = messages_of(&refused);
         assert!(
             messages.contains(&address) && messages.contains("certificate"),

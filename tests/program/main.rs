@@ -36,4 +36,5 @@ mod tools;
 mod unfit;
 mod unheard;
 
-use tower_fence_tests as support;
+#[macro_use]
+extern crate tower_fence_tests as support;

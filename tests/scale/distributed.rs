@@ -112,10 +112,7 @@ async fn a_grant_is_announced_on_the_worker() {
     fence.announce(&sku, token(7), &lease, false).await.unwrap();
     is_stale(take(&fence, &sku, 6).await, 6, 6);
     let superseded = fence.announce(&sku, token(6), &lease, false).await;
-    assert!(
-        matches!(superseded, Err(AnnounceError::Superseded { .. })),
-        "{superseded:?}"
-    );
+    assert_matches!(superseded, Err(AnnounceError::Superseded { .. }));
     take(&fence, &sku, 7).await.unwrap();
 }
 
@@ -157,12 +154,9 @@ async fn existing_row_keeps_its_token() {
         .await;
     // This fence has not detected that the rows have moved, so its call is refused.
     let unaware = take(&fence, &resource(0), 200).await;
-    assert!(
-        matches!(
-            &unaware,
-            Err(AdmitError::Unavailable(_) | AdmitError::Misconfigured(_))
-        ),
-        "{unaware:?}"
+    assert_matches!(
+        &unaware,
+        Err(AdmitError::Unavailable(_) | AdmitError::Misconfigured(_))
     );
     let fence = cluster.fence().await;
     for number in 0..10 {
@@ -272,10 +266,7 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
     fence.migrate().await.unwrap();
     take(&fence, &resource(1), 6).await.unwrap();
     let refused = fence.remove_idle(Duration::ZERO, 10).await;
-    assert!(
-        matches!(refused, Err(AdmitError::Misconfigured(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(AdmitError::Misconfigured(_)));
 }
 
 /// The tables are local again, as after the restore of a dump in another cluster.

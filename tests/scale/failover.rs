@@ -183,7 +183,7 @@ async fn switched_off_detection_applies_to_later_failovers_only() {
     fence.notice_failover(false).await.unwrap();
     for number in [second, first] {
         let refused = take(&fence, &resource(number), EPOCH + 2).await;
-        assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+        assert_matches!(refused, Err(AdmitError::Stale(_)));
     }
 }
 
@@ -291,7 +291,7 @@ async fn nodes_with_one_system_identifier_hide_no_failover() {
         .unwrap();
     fail_over(&mut cluster, 1, standby).await;
     let refused = take(&cluster.fence().await, &own, 3_500 * EPOCH + 7).await;
-    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
 }
 
 /// The deadlock detection of Citus does not see the statements on the shards.
@@ -343,10 +343,7 @@ async fn worker_outage_affects_no_other_worker() {
     take(&fence, &own, EPOCH + 1).await.unwrap();
     cluster.workers[0].crash().await;
     let refused = take(&fence, &own, EPOCH + 2).await;
-    assert!(
-        matches!(refused, Err(AdmitError::Unavailable(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(AdmitError::Unavailable(_)));
     take(&fence, &other, EPOCH + 1).await.unwrap();
     // The worker has lost nothing, so the fences of its resources are unchanged.
     cluster.workers[0].restart().await;

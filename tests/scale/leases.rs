@@ -139,7 +139,7 @@ async fn a_grant_that_misses_its_second_phase_blocks_older_tokens() {
     cluster.workers[0].crash().await;
     cluster.workers[0].restart().await;
     let begun = eventually_begun(&fence, &sku, old).await;
-    assert!(matches!(begun, AdmitError::Busy(_)), "{begun:?}");
+    assert_matches!(begun, AdmitError::Busy(_));
 
     cluster
         .execute("SELECT recover_prepared_transactions()")

@@ -10,4 +10,5 @@ mod protection;
 mod race;
 mod suite;
 
-use tower_fence_tests as support;
+#[macro_use]
+extern crate tower_fence_tests as support;

@@ -29,4 +29,5 @@ mod others;
 mod quorum;
 mod redis;
 
-use tower_fence_tests as support;
+#[macro_use]
+extern crate tower_fence_tests as support;

@@ -87,10 +87,7 @@ pub async fn a_lease_whose_token_is_the_last_has_no_other(
     assert_eq!(last.token, Token::MAX);
     let renewal = Renew::new(LONG).with_new_token();
     let refused = leases.renew(&sku(), &last.id, renewal).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Exhausted { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LeaseError::Exhausted { .. }));
     let tx = fence.begin(&sku(), last.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     leases.release(&sku(), &last.id).await.unwrap();

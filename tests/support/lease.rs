@@ -61,10 +61,7 @@ pub fn is_unavailable<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
 #[track_caller]
 pub fn is_misconfigured<T>(outcome: Result<T, LeaseError>) {
     let error = outcome.err();
-    assert!(
-        matches!(error, Some(LeaseError::Misconfigured(_))),
-        "{error:?}"
-    );
+    assert_matches!(error, Some(LeaseError::Misconfigured(_)));
 }
 
 /// Acquires `sku-1` as soon as the lease is free.

@@ -1,5 +1,16 @@
 //! Databases, servers and clients for the tests.
 
+/// Checks that a value matches a pattern, like the standard library's unstable macro of this name.
+#[macro_export]
+macro_rules! assert_matches {
+    ($value:expr, $pattern:pat $(if $guard:expr)? $(,)?) => {
+        match $value {
+            $pattern $(if $guard)? => {}
+            ref other => panic!("{other:?} does not match {}", stringify!($pattern)),
+        }
+    };
+}
+
 pub mod announced;
 pub mod certificates;
 pub mod citus;

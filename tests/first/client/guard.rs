@@ -201,12 +201,9 @@ async fn lease_whose_answer_was_lost_is_released_after_a_refusal() {
     store.mood.is_crowded.store(true, Relaxed);
     let holder = store.holder(60_000).wait(Duration::from_secs(1));
     let refused = holder.acquire("sku-1").await.err();
-    assert!(
-        matches!(
-            refused,
-            Some(AcquireError::Lease(LeaseError::TooManyWaiters { .. }))
-        ),
-        "{refused:?}"
+    assert_matches!(
+        refused,
+        Some(AcquireError::Lease(LeaseError::TooManyWaiters { .. }))
     );
     store.is_free_soon().await;
 }
@@ -216,12 +213,9 @@ async fn request_that_was_not_sent_causes_no_release() {
     let store = Moody::new().await;
     store.mood.is_misdirected.store(true, Relaxed);
     let refused = store.holder(60_000).acquire("sku-1").await.err();
-    assert!(
-        matches!(
-            refused,
-            Some(AcquireError::Lease(LeaseError::Unavailable(_)))
-        ),
-        "{refused:?}"
+    assert_matches!(
+        refused,
+        Some(AcquireError::Lease(LeaseError::Unavailable(_)))
     );
     // A release would run in the background.
     sleep(Duration::from_millis(100)).await;
@@ -234,10 +228,7 @@ async fn lease_that_expired_before_its_answer_is_not_held() {
     set(&store.mood.acquire_late, 600);
     let acquired = store.holder(300).acquire("sku-1").await;
     let refused = acquired.expect_err("an expired lease was returned");
-    assert!(
-        matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_)));
     assert!(
         store.renewals() > 0,
         "no renewal asked for the remaining time"
@@ -322,7 +313,7 @@ async fn loss_is_permanent() {
     store.next_renewal().await;
     std::thread::sleep(Duration::from_millis(320));
     let first = lease.check().unwrap_err();
-    assert!(matches!(first, Loss::Expired { .. }), "{first:?}");
+    assert_matches!(first, Loss::Expired { .. });
     for _ in 0..10 {
         sleep(Duration::from_millis(10)).await;
         lease.check().unwrap_err();
@@ -356,10 +347,7 @@ async fn unavailable_store_is_not_a_refusal() {
         let refused = lease.renew_with_new_token().await;
         assert!(refused.is_err(), "{refused:?}");
         let loss = timeout(Duration::from_secs(5), lease.lost()).await.unwrap();
-        assert!(
-            matches!(loss, Loss::Expired { cause: Some(_), .. }),
-            "{loss:?}"
-        );
+        assert_matches!(loss, Loss::Expired { cause: Some(_), .. });
     }
 }
 
@@ -373,7 +361,7 @@ async fn loss_is_reported_before_the_release_completes() {
     let loss = timeout(Duration::from_secs(2), lost)
         .await
         .expect("the loss was not reported");
-    assert!(matches!(loss, Loss::GivenUp { .. }), "{loss:?}");
+    assert_matches!(loss, Loss::GivenUp { .. });
     releasing.abort();
 }
 
@@ -500,7 +488,7 @@ async fn failing_or_silent_store_is_retried_with_pauses() {
         }
         let loss = timeout(Duration::from_secs(20), lease.lost()).await;
         let loss = loss.expect("the lease does not end");
-        assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+        assert_matches!(loss, Loss::Expired { .. });
         let requests = store.renewals();
         assert!(requests <= most, "silent: {is_silent}, {requests} requests");
     }

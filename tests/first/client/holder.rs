@@ -117,7 +117,7 @@ async fn superseded_token_is_a_loss_and_used_token_is_not() {
     let loss = lease
         .observe(refused, &problem("sku-1", own + 1))
         .unwrap_err();
-    assert!(matches!(loss, Loss::Superseded(_)), "{loss:?}");
+    assert_matches!(loss, Loss::Superseded(_));
     assert!(matches!(lost.await, Loss::Superseded(stale) if stale.max_token == own + 1));
     assert!(lease.run(async {}).await.is_err());
 }
@@ -127,10 +127,7 @@ async fn holder_retries_until_its_wait_timeout() {
     let issued = Issued::start().await;
     issued.proxy.set(Link::Cut);
     let refused = issued.holder(30_000).acquire("sku-1").await.unwrap_err();
-    assert!(
-        matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_)));
     let limit = Duration::from_millis(700);
     let asked_at = Instant::now();
     let waiting = issued.holder(30_000).wait(limit);
@@ -423,18 +420,12 @@ async fn work_with_a_lease_ends_with_it() {
 
     let _held = holder.acquire("sku-2").await.unwrap();
     let refused = holder.with_lease("sku-2", async |_| ()).await;
-    assert!(
-        matches!(refused, Err(WithLeaseError::Acquire(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(WithLeaseError::Acquire(_)));
 
     let bounded = holder.clone().max_hold(Duration::from_millis(200));
     let lost = bounded.with_lease("sku-1", async |_| std::future::pending::<()>().await);
     let lost = timeout(Duration::from_secs(10), lost).await.unwrap();
-    assert!(
-        matches!(lost, Err(WithLeaseError::Lost(Loss::MaxHold { .. }))),
-        "{lost:?}"
-    );
+    assert_matches!(lost, Err(WithLeaseError::Lost(Loss::MaxHold { .. })));
     soon("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })

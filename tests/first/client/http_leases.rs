@@ -109,7 +109,7 @@ async fn a_refused_secret_is_final_and_keeps_its_problem() {
         .await
         .unwrap();
     let invalid = HttpLeases::new("http://localhost").unwrap().bearer("a\nb");
-    assert!(matches!(invalid, Err(HttpError::Header)), "{invalid:?}");
+    assert_matches!(invalid, Err(HttpError::Header));
 }
 
 #[tokio::test]
@@ -141,9 +141,9 @@ async fn any_name_survives_the_url() {
         }
         for name in [".", ".."] {
             let refused = leases.inspect(&Resource::new(name).unwrap()).await;
-            assert!(
-                matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "resource"),
-                "{refused:?}"
+            assert_matches!(
+                &refused,
+                Err(LeaseError::Invalid { field, .. }) if field == "resource"
             );
         }
     }
@@ -242,13 +242,10 @@ async fn lease_with_the_longest_ttl_is_kept_and_renewed() {
     issuer.ttl_ms.store(0, Relaxed);
     let _ = lease.renew_with_new_token().await;
     let loss = lease.check().unwrap_err();
-    assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+    assert_matches!(loss, Loss::Expired { .. });
     let refused = holder.acquire("sku-1").await;
     let refused = refused.expect_err("an expired lease was returned");
-    assert!(
-        matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_)));
 }
 
 #[tokio::test]
@@ -336,12 +333,9 @@ async fn redirects_are_neither_followed_nor_taken_for_a_lease() {
         // A client that follows redirects receives the lease of another client.
         let follows = HttpLeases::with_client(&server.url("/"), crate::support::http::client());
         let refused = follows.unwrap().acquire(&sku(), Acquire::new(LONG)).await;
-        assert!(
-            matches!(
-                refused,
-                Err(LeaseError::Unavailable(_) | LeaseError::Held { .. })
-            ),
-            "{refused:?}"
+        assert_matches!(
+            refused,
+            Err(LeaseError::Unavailable(_) | LeaseError::Held { .. })
         );
     }
 }
@@ -435,10 +429,7 @@ async fn error_names_the_limits_of_the_issuer() {
         let refused = leases
             .break_lease(&Resource::new(name).unwrap(), None)
             .await;
-        assert!(
-            matches!(refused, Err(LeaseError::Invalid { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(LeaseError::Invalid { .. }));
     }
 }
 
@@ -451,10 +442,7 @@ async fn too_many_waiters_are_refused_over_http() {
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
-    assert!(
-        matches!(&refused, Err(LeaseError::TooManyWaiters { resource }) if *resource == sku()),
-        "{refused:?}"
-    );
+    assert_matches!(&refused, Err(LeaseError::TooManyWaiters { resource }) if *resource == sku());
     let request = server.post("/sku-1").json(&json!({ "wait_ms": 1_000 }));
     let answer = Answer::to(request).await;
     let problem = answer.is_problem(503, "too-many-waiters");

@@ -99,10 +99,7 @@ async fn lease_is_lost_when_the_issuer_outage_exceeds_the_ttl() {
         });
         let loss = timeout(Duration::from_secs(10), loss).await.unwrap();
         let after = cut_at.elapsed();
-        assert!(
-            matches!(loss, Err(Loss::Expired { cause: Some(_), .. })),
-            "{loss:?}"
-        );
+        assert_matches!(loss, Err(Loss::Expired { cause: Some(_), .. }));
         assert!(dropped.load(Relaxed), "the work continues");
         // The last successful renewal preceded the cut by at most a third of the TTL.
         assert!(after < ttl + Duration::from_millis(100), "late: {after:?}");
@@ -124,7 +121,7 @@ async fn broken_lease_is_lost_at_the_next_renewal() {
     let broken_at = Instant::now();
     let loss = lease.run(pending::<()>()).await.unwrap_err();
     let after = broken_at.elapsed();
-    assert!(matches!(loss, Loss::Refused { .. }), "{loss:?}");
+    assert_matches!(loss, Loss::Refused { .. });
     // The guard renews the lease after 2 s, and again after 4 s.
     assert!(after < Duration::from_millis(3_900), "{after:?}");
     is_lost(lease.release().await);
@@ -150,7 +147,7 @@ async fn process_paused_past_its_lease_sees_the_loss_first() {
         (lease.run(work).await.unwrap_err(), polls)
     });
     let (loss, polls) = task.await.unwrap();
-    assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+    assert_matches!(loss, Loss::Expired { .. });
     assert!(polls <= 1, "the work continued after its lease");
 }
 
@@ -222,6 +219,6 @@ async fn lease_granted_again_with_its_id_is_lost() {
     let granted = issued.store.acquire(&sku(), again).await.unwrap();
     assert!(granted.token > token);
     let loss = timeout(PATIENCE, lease.lost()).await.unwrap();
-    assert!(matches!(loss, Loss::Refused { .. }), "{loss:?}");
+    assert_matches!(loss, Loss::Refused { .. });
     assert_eq!(lease.token(), token);
 }

@@ -120,7 +120,7 @@ async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
     let first = begin(&fence, 5).await;
     let refused = write(&fence, 6).await;
-    assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
+    assert_matches!(refused, Err(AdmitError::Busy(_)));
     first.commit().await.unwrap();
     write(&fence, 6).await.unwrap();
 }
@@ -141,7 +141,7 @@ async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
     let fence = db.fence_with(|fence| fence.pool_timeout(Duration::from_millis(100)));
     let first = begin(&fence, 5).await;
     let refused = write(&fence, 6).await;
-    assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
+    assert_matches!(refused, Err(AdmitError::Busy(_)));
     first.commit().await.unwrap();
     eventually("the connection is back", async || {
         write(&fence, 6).await.is_ok()

@@ -52,7 +52,7 @@ async fn the_busy_timeout_of_the_pool_is_restored() {
         assert_eq!(busy_timeout(&pool).await, OWN_MS, "after a rollback");
         let mut other = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
         let busy = begin(3).await;
-        assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
+        assert_matches!(busy, Err(AdmitError::Busy(_)));
         assert_eq!(busy_timeout(&pool).await, OWN_MS, "after SQLITE_BUSY");
         let sku = sku();
         let dropped = patient.begin(&sku, token(highest + 4), TokenUse::SingleUse);

@@ -112,7 +112,7 @@ async fn retries_end_at_the_lock_timeout() {
     let fence = db.fence_with(|fence| fence.lock_timeout(limit));
     let began = Instant::now();
     let refused = fence.begin(&sku(), token(5), TokenUse::SingleUse).await;
-    assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
+    assert_matches!(refused, Err(AdmitError::Busy(_)));
     assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
     assert!(tries(&db).await > 3);
     // In a transaction of the caller, the fence cannot retry.
@@ -132,7 +132,7 @@ async fn nothing_is_retried_after_the_admission() {
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 5).await;
     let outcome = tx.commit().await;
-    assert!(matches!(outcome, Err(CommitError::Busy(_))), "{outcome:?}");
+    assert_matches!(outcome, Err(CommitError::Busy(_)));
     assert_eq!((tries(&db).await, db.entries().await), (1, 0));
     assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
 }
@@ -174,19 +174,13 @@ async fn conflicting_single_statement_is_retried() {
     let sku = sku();
     let refused = fence.write::<(i64,)>(&sku, token(99), TokenUse::SingleUse, query);
     let refused = refused.await;
-    assert!(
-        matches!(refused, Err(WriteError::Admit(AdmitError::Busy(_)))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(WriteError::Admit(AdmitError::Busy(_))));
     assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
     assert!(tries(&db).await > 3);
     // After any other error, the statement is not retried.
     collide(&db, "ledger", BEFORE, "23514", 1).await;
     let refused = write(99).await;
-    assert!(
-        matches!(refused, Err(WriteError::Statement(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(WriteError::Statement(_)));
     assert_eq!((tries(&db).await, db.entries().await), (1, value - 1));
 }
 

@@ -28,10 +28,7 @@ on_both_databases!(
 
 #[track_caller]
 fn is_aborted(outcome: Result<(), CommitError>) {
-    assert!(
-        matches!(outcome, Err(CommitError::Aborted(_))),
-        "{outcome:?}"
-    );
+    assert_matches!(outcome, Err(CommitError::Aborted(_)));
 }
 
 async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
@@ -151,10 +148,7 @@ async fn statement_after_a_failed_nested_begin_is_not_committed() {
     let mut tx = begin(&fence, 6).await;
     assert!(tx.begin_with("BEGIN").await.is_err());
     let committed = tx.commit().await;
-    assert!(
-        matches!(committed, Err(CommitError::Unfinished)),
-        "{committed:?}"
-    );
+    assert_matches!(committed, Err(CommitError::Unfinished));
     write(&fence, 5).await.unwrap();
 }
 
@@ -164,10 +158,7 @@ async fn a_forgotten_nested_transaction_is_refused_and_leaks_nothing<DB: TestDat
     let mut tx = begin(&fence, 5).await;
     DB::nested(&mut tx, 1, Nested::Forget).await.unwrap();
     let outcome = tx.commit().await;
-    assert!(
-        matches!(outcome, Err(CommitError::Unfinished)),
-        "{outcome:?}"
-    );
+    assert_matches!(outcome, Err(CommitError::Unfinished));
     assert_eq!(db.entries().await, 0);
     write(&fence, 5).await.unwrap();
 }

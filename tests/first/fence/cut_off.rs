@@ -148,9 +148,6 @@ async fn session_ended_by_its_timeout_has_written_nothing() {
     })
     .await;
     let committed = tx.commit().await;
-    assert!(
-        matches!(committed, Err(CommitError::Aborted(_))),
-        "{committed:?}"
-    );
+    assert_matches!(committed, Err(CommitError::Aborted(_)));
     assert_eq!(db.entries().await, 0);
 }

@@ -67,7 +67,7 @@ async fn unreachable_database_is_reported_as_unavailable() {
         .begin(&sku(), token(1), TokenUse::SingleUse)
         .await
         .unwrap_err();
-    assert!(matches!(refused, AdmitError::Unavailable(_)), "{refused:?}");
+    assert_matches!(refused, AdmitError::Unavailable(_));
     let text = format!("{refused:?}");
     assert!(text.contains(&address), "{text}");
     assert!(!text.contains("sesame"), "no password in an error");

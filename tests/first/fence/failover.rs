@@ -95,10 +95,8 @@ async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
     let refused = fence
         .begin(other, token(1_000_000_007), TokenUse::SingleUse)
         .await;
-    assert!(
-        matches!(&refused, Err(AdmitError::Stale(stale)) if stale.max_token == HIGHEST_STALE_BY_OPERATOR && stale.by_floor),
-        "{refused:?}"
-    );
+    assert_matches!(&refused, Err(AdmitError::Stale(stale))
+        if stale.max_token == HIGHEST_STALE_BY_OPERATOR && stale.by_floor);
     let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     assert_eq!(next, Epoch::new(502).unwrap());
     write(&fence, 502_000_000_001).await.unwrap();
@@ -476,7 +474,7 @@ async fn lease_in_postgres_is_lost_with_its_timeline() {
     plain_renewal(&leases, &before).await.unwrap();
     was_on_timeline(&db, "00000000").await;
     let lost = plain_renewal(&leases, &before).await;
-    assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
+    assert_matches!(lost, Err(LeaseError::Lost { .. }));
     // The resource is free again immediately.
     let after = acquire(&leases).await;
     assert_eq!(after.token, token(1_002_000_000_001));
@@ -492,7 +490,7 @@ async fn lease_in_postgres_is_lost_with_its_timeline() {
     let lost = leases
         .renew(&other, &held.id, Renew::new(Duration::from_secs(600)))
         .await;
-    assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
+    assert_matches!(lost, Err(LeaseError::Lost { .. }));
 }
 
 /// The grants are announced. The fence refuses the first announcement after the failover, so the
@@ -534,7 +532,7 @@ async fn process_started_later_grants_above_a_failover() {
     let other = restarted.acquire(&in_the_same_partition(), request).await;
     assert_eq!(other.unwrap().token, token(1_002_000_000_001));
     let lost = plain_renewal(&restarted, &before).await;
-    assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
+    assert_matches!(lost, Err(LeaseError::Lost { .. }));
 }
 
 #[tokio::test]
@@ -658,15 +656,9 @@ async fn partially_restored_tables_are_an_error() {
     let leases = PostgresLeases::new(db.fence());
     is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
     let admitted = write(&db.fence(), 5).await;
-    assert!(
-        matches!(admitted, Err(AdmitError::Misconfigured(_))),
-        "{admitted:?}"
-    );
+    assert_matches!(admitted, Err(AdmitError::Misconfigured(_)));
     let removed = db.fence().remove_idle(Duration::ZERO, 10).await;
-    assert!(
-        matches!(removed, Err(AdmitError::Misconfigured(_))),
-        "{removed:?}"
-    );
+    assert_matches!(removed, Err(AdmitError::Misconfigured(_)));
     let mut conn = db.pool.acquire().await.unwrap();
     let refused = functions::admit(&mut conn, "sku-1", 5).await.unwrap_err();
     assert_eq!(refused.code, "55000");

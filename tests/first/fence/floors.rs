@@ -155,10 +155,7 @@ async fn single_statement_respects_the_floor() {
     let sku = sku();
     let written = fence.write::<(i64,)>(&sku, token(5), TokenUse::SingleUse, insert());
     let refused = written.await.unwrap_err();
-    assert!(
-        matches!(&refused, WriteError::Admit(AdmitError::Stale(stale)) if by_floor(5)(stale)),
-        "{refused:?}"
-    );
+    assert_matches!(&refused, WriteError::Admit(AdmitError::Stale(stale)) if by_floor(5)(stale));
     assert_eq!(
         db.number("SELECT count(*) FROM ledger WHERE entry = 77")
             .await,

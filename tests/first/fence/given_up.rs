@@ -105,10 +105,7 @@ async fn unanswered_statement_in_a_transaction_is_given_up() {
     let write = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
     let written = timeout(Duration::from_secs(20), write).await;
     let refused = written.expect("the statement is awaited without end");
-    assert!(
-        matches!(refused, Err(WriteError::Admit(AdmitError::Unavailable(_)))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(WriteError::Admit(AdmitError::Unavailable(_))));
 }
 
 /// No other request has the connection, and the database does not answer on it.
@@ -130,6 +127,6 @@ async fn failed_connection_test_is_not_reported_as_busy() {
         .await;
         proxy.set(Link::Silent);
         let error = write(&fence).await.unwrap_err();
-        assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+        assert_matches!(error, AdmitError::Unavailable(_));
     }
 }

@@ -222,9 +222,9 @@ async fn undecided_admission_is_an_error_not_a_refusal() {
         )
         .await;
         let busy = write(&db.fence(), 7).await;
-        assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
+        assert_matches!(busy, Err(AdmitError::Busy(_)));
         let raised = db.fence().raise(&sku(), token(7)).await;
-        assert!(matches!(raised, Err(AdmitError::Busy(_))), "{raised:?}");
+        assert_matches!(raised, Err(AdmitError::Busy(_)));
         let mut conn = db.pool.acquire().await.unwrap();
         let refused = functions::admit(&mut conn, "sku-1", 7).await;
         assert_eq!(refused.unwrap_err().code, "40001");

@@ -236,10 +236,7 @@ async fn flaw(fence: &Fence<Postgres>) -> Option<String> {
     let token = Token::new(rand::random_range(1..1_000_000)).unwrap();
     match fence.begin(&sku, token, TokenUse::SingleUse).await {
         Err(AdmitError::Misconfigured(cause)) => {
-            assert!(
-                matches!(checked, Err(AdmitError::Misconfigured(_))),
-                "{checked:?}"
-            );
+            assert_matches!(checked, Err(AdmitError::Misconfigured(_)));
             Some(cause.to_string())
         }
         outcome => {

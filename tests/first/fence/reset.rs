@@ -76,10 +76,7 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
         .await
         .unwrap();
     let below = fence.reset(&sku(), announced).await;
-    assert!(
-        matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == FORGED),
-        "{below:?}"
-    );
+    assert_matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == FORGED);
     // The highest possible token is ignored here, because otherwise a reset would be impossible.
     // Only the issued epochs limit the reset.
     fence
@@ -87,9 +84,9 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
         .await
         .unwrap();
     let below = fence.reset(&sku(), token(2_000_000_005)).await;
-    assert!(
-        matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == 3_000_000_000),
-        "{below:?}"
+    assert_matches!(
+        below,
+        Err(ResetError::BelowGranted { granted, .. }) if granted == 3_000_000_000
     );
     fence.reset(&sku(), announced).await.unwrap();
     assert!(!admits(&fence, announced.get()).await);
@@ -175,10 +172,7 @@ async fn reset_does_not_undo_a_concurrent_announcement() {
     db.waits_for_lock().await;
     announcing.commit().await.unwrap();
     let reset = reset.await.unwrap();
-    assert!(
-        matches!(reset, Err(ResetError::BelowGranted { granted: 900, .. })),
-        "{reset:?}"
-    );
+    assert_matches!(reset, Err(ResetError::BelowGranted { granted: 900, .. }));
     assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(899));
 }
 

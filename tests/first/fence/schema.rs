@@ -49,7 +49,7 @@ async fn session_with_changed_search_path_refuses_stale_tokens() {
     // Each call uses a fence without any cached refusal.
     for token in [7, 6] {
         let refused = begin(&fence, token).await;
-        assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+        assert_matches!(refused, Err(AdmitError::Stale(_)));
     }
     fence
         .raise(&sku(), token(9))
@@ -79,7 +79,7 @@ async fn a_temporary_table_of_the_same_name_is_not_used() {
         .await;
     begin(&fence, 7).await.unwrap().commit().await.unwrap();
     let refused = begin(&fence, 7).await;
-    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
     let rows = "SELECT count(*) FROM tower_fence.resources";
     assert_eq!(db.number(rows).await, 1);
 }
@@ -219,5 +219,5 @@ async fn transaction_rolled_back_before_its_admission_cannot_commit() {
     tx.commit().await.unwrap();
     assert_eq!(db.entries().await, 0);
     let refused = begin(&fence, 7).await;
-    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
 }

@@ -394,7 +394,7 @@ async fn undecodable_rows_are_written_and_reported() {
     let written = fence
         .write::<(String,)>(&resource(), token(7), TokenUse::SingleUse, NEXT)
         .await;
-    assert!(matches!(written, Err(WriteError::Rows(_))), "{written:?}");
+    assert_matches!(written, Err(WriteError::Rows(_)));
     assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
     // A semicolon or a comment at the end of the statement does not matter.
     let odd = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n, n + 1 -- that is all\n;\n";
@@ -441,10 +441,7 @@ async fn error_of_an_invalid_statement_names_its_cause() {
 
     let ruled = "INSERT INTO ruled SELECT 1 FROM fence RETURNING n";
     let refused = write(&fence, ruled).await;
-    assert!(
-        matches!(refused, Err(WriteError::Unsupported(_))),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(WriteError::Unsupported(_)));
     let answer = axum::response::IntoResponse::into_response(refused.unwrap_err());
     assert_eq!(answer.status(), 500);
     // Neither statement has used up the token.

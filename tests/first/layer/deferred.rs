@@ -101,7 +101,7 @@ async fn handler<DB: TestDatabase>(
             let writing = async move {
                 go_on.notified().await;
                 let outcome = pending.write::<()>(insert).await;
-                assert!(matches!(outcome, Err(WriteError::Commit(_))), "{outcome:?}");
+                assert_matches!(outcome, Err(WriteError::Commit(_)));
                 go_on.notify_one();
             };
             tokio::spawn(writing);
@@ -342,6 +342,6 @@ async fn a_task_that_outlives_its_client_commits_nothing() {
     drop(successor.await.unwrap());
     go_on.notify_one();
     let outcome = outcome.recv().await.unwrap();
-    assert!(matches!(outcome, Err(CommitError::Escaped)), "{outcome:?}");
+    assert_matches!(outcome, Err(CommitError::Escaped));
     assert_eq!(db.entries().await, 0);
 }

@@ -215,7 +215,7 @@ async fn older_write_is_refused_after_a_read_that_finds_nothing<DB: TestDatabase
     plan.readers.add_permits(1);
     assert_eq!(reading.await.unwrap().status, 404);
     let written = writing.await.unwrap();
-    assert!(matches!(written, Err(AdmitError::Stale(_))), "{written:?}");
+    assert_matches!(written, Err(AdmitError::Stale(_)));
 }
 
 /// On Postgres, the failed statement aborts the transaction, which then no longer locks the row. An

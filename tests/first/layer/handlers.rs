@@ -87,7 +87,7 @@ pub async fn spawn<DB: TestDatabase>(mut tx: FencedTx<DB>, plan: Extension<Plan>
     tokio::spawn(async move {
         plan.done.notified().await;
         let outcome = tx.commit().await;
-        assert!(matches!(outcome, Err(CommitError::Escaped)), "{outcome:?}");
+        assert_matches!(outcome, Err(CommitError::Escaped));
         plan.done.notify_one();
     });
     StatusCode::OK

@@ -86,10 +86,7 @@ pub async fn commit<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
         .await
         .unwrap();
     let outcome = tx.commit().await;
-    assert!(
-        matches!(outcome, Err(CommitError::Unrecorded)),
-        "{outcome:?}"
-    );
+    assert_matches!(outcome, Err(CommitError::Unrecorded));
     StatusCode::OK
 }
 

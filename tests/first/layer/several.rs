@@ -207,17 +207,14 @@ async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
     assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
     for tokens in [[("a", 43), ("b", 7)], [("b", 9), ("b", 8)]] {
         let refused = begin(&tokens).await;
-        assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+        assert_matches!(refused, Err(AdmitError::Stale(_)));
     }
     assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
     // The other admission of the refused transaction was rolled back, and its token is not cached
     // as stale.
     begin(&[("b", 9)]).await.unwrap().commit().await.unwrap();
     let nothing = begin(&[]).await;
-    assert!(
-        matches!(nothing, Err(AdmitError::NoResource)),
-        "{nothing:?}"
-    );
+    assert_matches!(nothing, Err(AdmitError::NoResource));
 }
 
 const TRANSFERS: usize = 1_000;

@@ -68,20 +68,17 @@ async fn issuer_reports_that_no_token_is_left() {
     assert!(!answer.headers.contains_key("retry-after"));
     let http = HttpLeases::new(&server.url("/locks")).unwrap();
     let refused = http.acquire(&sku(), Acquire::new(10 * LONG)).await;
-    assert!(
-        matches!(&refused, Err(LeaseError::Exhausted { max_token, .. }) if *max_token == Token::MAX.get()),
-        "{refused:?}"
+    assert_matches!(
+        &refused,
+        Err(LeaseError::Exhausted { max_token, .. }) if *max_token == Token::MAX.get()
     );
     let is_free = async || leases.inspect(&sku()).await.unwrap().is_none();
     eventually("the client releases the lease", is_free).await;
     let refused = Holder::new(leases.clone()).ttl(10 * LONG);
     let refused = refused.acquire("sku-1").await;
-    assert!(
-        matches!(
-            refused,
-            Err(AcquireError::Lease(LeaseError::Exhausted { .. }))
-        ),
-        "{refused:?}"
+    assert_matches!(
+        refused,
+        Err(AcquireError::Lease(LeaseError::Exhausted { .. }))
     );
     eventually("the holder releases the lease", is_free).await;
 }

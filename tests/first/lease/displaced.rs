@@ -182,10 +182,7 @@ async fn waiter_refused_by_an_exhausted_store_leaves_no_position() {
     // At the end of the wait, a request with a chosen lease id keeps its position.
     let request = Acquire::new(LONG).lease_id(LeaseId::random()).wait(LONG);
     let refused = leases.acquire(&sku(), request).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Exhausted { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LeaseError::Exhausted { .. }));
     sleep(Duration::from_secs(10)).await;
     assert_eq!(positions.with(|positions| positions.len()), 0);
 }

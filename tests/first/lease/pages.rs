@@ -52,8 +52,5 @@ async fn cursor_with_a_nul_byte_is_invalid() {
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;
     let refused = leases.list(1, Some("after:a\0b")).await;
-    assert!(
-        matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "cursor"),
-        "{refused:?}"
-    );
+    assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "cursor");
 }

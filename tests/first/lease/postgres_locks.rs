@@ -350,9 +350,9 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
     assert_eq!(last.token, Token::MAX);
     leases.release(&sku(), &last.id).await.unwrap();
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Exhausted { max_token, .. }) if max_token == Token::MAX.get()),
-        "{refused:?}"
+    assert_matches!(
+        refused,
+        Err(LeaseError::Exhausted { max_token, .. }) if max_token == Token::MAX.get()
     );
     let begun = token(lease.token.get() / 1_000_000_000 * 1_000_000_000 + 100);
     fence.reset(&sku(), begun).await.unwrap();
@@ -370,9 +370,9 @@ async fn last_epoch_of_another_issuer_is_not_shared() {
     .await;
     let leases = PostgresLeases::new(db.fence());
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Exhausted { max_token, .. }) if max_token == Token::MAX.get()),
-        "{refused:?}"
+    assert_matches!(
+        refused,
+        Err(LeaseError::Exhausted { max_token, .. }) if max_token == Token::MAX.get()
     );
     let mut conn = db.pool.acquire().await.unwrap();
     is_refused(acquire(&mut conn, "sku-1", "60 s").await, "TF411");

@@ -428,12 +428,9 @@ async fn wait_without_notifications_ends_at_its_timeout() {
     let limit = Duration::from_millis(700);
     let asked_at = Instant::now();
     let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(limit)).await;
-    assert!(
-        matches!(
-            refused,
-            Err(LeaseError::Unavailable(_) | LeaseError::Held { .. })
-        ),
-        "{refused:?}"
+    assert_matches!(
+        refused,
+        Err(LeaseError::Unavailable(_) | LeaseError::Held { .. })
     );
     assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
     // While its issuer cannot listen, the waiter polls.

@@ -74,7 +74,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
         if is_persistent {
             let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
-            assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
+            assert_matches!(other, Err(LeaseError::Held { .. }));
             leases.release(&sku(), &held.id).await.unwrap();
         }
         let next = grant_and_release(&leases).await.token;

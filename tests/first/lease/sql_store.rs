@@ -23,10 +23,7 @@ async fn highest_token_of_the_example_is_kept() {
     leases.renew(&sku(), &lease.id, highest).await.unwrap();
     let new_token = Renew::new(LONG).with_new_token();
     let refused = leases.renew(&sku(), &lease.id, new_token).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Exhausted { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LeaseError::Exhausted { .. }));
     let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, Token::MAX);
     assert_eq!(leases.list(9, None).await.unwrap().leases.len(), 1);

@@ -70,10 +70,7 @@ async fn killed_or_frozen_leader_loses_no_lease() {
     cluster.signal(leader, "-STOP");
     load.more(10).await;
     let refused = leases.acquire(&resource, Acquire::new(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Held { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(LeaseError::Held { .. }));
     cluster.signal(leader, "-CONT");
     load.more(10).await;
 

@@ -39,10 +39,7 @@ async fn a_quorum_has_three_different_nodes_or_five() {
     let [a, b, c] = [0, 1, 2].map(|n| urls[n].clone());
     let repeated = [a.clone(), b.clone(), b.clone()];
     let refused = connect(builder(&db), &repeated).await;
-    assert!(
-        matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes"),
-        "{refused:?}"
-    );
+    assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes");
     let braces = builder(&db).key_prefix("{a}");
     let refused = connect(braces, &urls).await;
     assert!(matches!(refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix"));

@@ -80,10 +80,7 @@ async fn lease_that_changes_during_a_break_is_broken() {
         let (error, ()) = timeout(LONG, ended)
             .await
             .expect("the renewal loop does not end");
-        assert!(
-            matches!(error, LeaseError::Lost { .. } | LeaseError::Unavailable(_)),
-            "{error:?}"
-        );
+        assert_matches!(error, LeaseError::Lost { .. } | LeaseError::Unavailable(_));
         two.break_lease(&sku(), None).await.unwrap();
     }
 }

@@ -157,7 +157,7 @@ async fn frozen_master_is_replaced_by_its_replica() {
     let asked_at = Instant::now();
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
     if let Err(error) = refused {
-        assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
+        assert_matches!(error, LeaseError::Unavailable(_));
     }
     assert!(
         asked_at.elapsed() < Duration::from_secs(8),

@@ -101,10 +101,7 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
     // Invalid settings are reported immediately. A brace in the prefix would break the hash tag.
     for prefix in ["{}", "a{b}c", "{", "}"] {
         let refused = builder().key_prefix(prefix).connect_lazy(url);
-        assert!(
-            matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix"),
-            "{refused:?}"
-        );
+        assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix");
     }
     builder().connect_lazy("localhost").unwrap_err();
 }

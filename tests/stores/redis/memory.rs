@@ -219,7 +219,7 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     is_lost(leases.renew(&sku(), &ended.id, new_token).await);
     // The holder of the lease may still use it.
     let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
+    assert_matches!(other, Err(LeaseError::Held { .. }));
     // The holder gets a valid token.
     let again = Acquire::new(LONG).lease_id(ended.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
