@@ -63,10 +63,10 @@ async fn resource_is_free_after_its_lock_delay<S: TestStore>() {
     let asked_at = Instant::now();
     let delayed = Acquire::new(S::SHORT).lock_delay(delay);
     one.acquire(&sku(), delayed).await.unwrap();
-    eventually("the lease ends", async || {
+    eventually!(
+        "the lease ends",
         one.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    );
     let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(retry_after <= delay, "{retry_after:?}");
     two.acquire(&sku(), Acquire::new(LONG).wait(LONG))
@@ -88,10 +88,7 @@ async fn repeated_request_keeps_its_lease<S: TestStore>() {
         };
         let given_up = ask(&one);
         if S::HAS_LINE {
-            eventually("the waiter is in the queue", async || {
-                waiters(&one).await >= 1
-            })
-            .await;
+            eventually!("the waiter is in the queue", waiters(&one).await >= 1);
         } else {
             sleep(S::SHORT).await;
         }

@@ -60,10 +60,10 @@ async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() 
     let order: Vec<_> = order.into_iter().filter(|n| n % 4 <= 1).collect();
     assert_eq!(order, staying);
     assert!(served.is_sorted_by_key(|(_, token)| *token));
-    soon("the lease is free", async || {
+    soon!(
+        "the lease is free",
         one.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    );
 }
 
 async fn new_first_waiter_notices_a_shortened_lease<S: TestStore>() {

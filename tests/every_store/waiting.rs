@@ -21,22 +21,22 @@ async fn call_waits_in_the_queue<S: TestStore>() {
         .post("/locks/a")
         .json(&json!({ "wait_ms": 30_000, "ttl_ms": 5_000 }));
     let waiting = tokio::spawn(Answer::to(waiting));
-    eventually("the request waits", async || {
+    eventually!(
+        "the request waits",
         server.inspect("/locks/a").await["waiters"] == 1
-    })
-    .await;
+    );
     // A client that disconnects is skipped.
     let gone = server.post("/locks/a").json(&json!({ "wait_ms": 30_000 }));
     let gone = tokio::spawn(Answer::to(gone));
-    eventually("the request waits", async || {
+    eventually!(
+        "the request waits",
         server.inspect("/locks/a").await["waiters"] == 2
-    })
-    .await;
+    );
     gone.abort();
-    soon("the waiter has left the queue", async || {
+    soon!(
+        "the waiter has left the queue",
         server.inspect("/locks/a").await["waiters"] == 1
-    })
-    .await;
+    );
     let id = first["lease_id"].as_str().unwrap();
     assert_eq!(server.release("/locks/a", id).await.status, 204);
     let second = waiting.await.unwrap();

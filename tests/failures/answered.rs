@@ -153,7 +153,7 @@ impl Holders {
     pub async fn go_on(&self) {
         let acknowledged = || self.acknowledged.lock().unwrap().len();
         let before = acknowledged();
-        eventually("writes continue", async || acknowledged() > before + 100).await;
+        eventually!("writes continue", acknowledged() > before + 100);
     }
 
     async fn hold_and_write(&self, holder: usize) {

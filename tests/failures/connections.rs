@@ -46,10 +46,10 @@ async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64)
 }
 
 async fn all_are_in_the_pool(pool: &PgPool) {
-    eventually("all connections are back in the pool", async || {
+    eventually!(
+        "all connections are back in the pool",
         pool.num_idle() == pool.size() as usize
-    })
-    .await;
+    );
 }
 
 async fn end_all_connections(db: &Fresh<Postgres>) {

@@ -203,10 +203,7 @@ async fn restored_database_connection_needs_no_restart() {
             assert_eq!(answer.headers["retry-after"], "1");
         }
         proxy.set(Link::Whole);
-        eventually("the service writes again", async || {
-            write().await.status == 200
-        })
-        .await;
+        eventually!("the service writes again", write().await.status == 200);
     }
 }
 
@@ -260,10 +257,10 @@ async fn a_stop_under_load_loses_nothing() {
     let restarts = async {
         for _ in 0..3 {
             let before = done.load(Relaxed);
-            eventually("writes continue", async || {
+            eventually!(
+                "writes continue",
                 done.load(Relaxed) > before + CLIENTS * WRITES / 6
-            })
-            .await;
+            );
             service.signal("-TERM");
             let status = service.exit().await;
             assert!(status.success(), "{status}");
@@ -295,18 +292,15 @@ async fn a_client_that_stops_reading_holds_no_lock() {
     let request =
         "POST /long/r HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\nContent-Length: 0\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
-    eventually("the request is admitted", async || {
+    eventually!(
+        "the request is admitted",
         db.number("SELECT count(*) FROM tower_fence.resources WHERE max_token = 1")
             .await
             == 1
-    })
-    .await;
+    );
     assert_eq!(server.write("/short/r", 2).await.status, 200);
     let idle = "SELECT count(*) FROM pg_stat_activity \
                 WHERE state LIKE 'idle in transaction%' AND datname = current_database()";
-    eventually("no transaction is open", async || {
-        db.number(idle).await == 0
-    })
-    .await;
+    eventually!("no transaction is open", db.number(idle).await == 0);
     drop(stream);
 }

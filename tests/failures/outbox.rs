@@ -93,10 +93,10 @@ impl Outbox {
         relays[frozen].signal("-CONT");
         // If the resumed relay has an event to send, it sends the event, because it has not
         // detected that its lease is lost. Otherwise it detects the loss.
-        eventually("the relay resumes", async || {
+        eventually!(
+            "the relay resumes",
             reports_of(&relays[frozen]) > reports_before
-        })
-        .await;
+        );
     }
 
     async fn heard(&self) -> Vec<Heard> {
@@ -207,17 +207,14 @@ async fn refused_event_delays_only_events_of_its_resource() {
     // The other events of the batch take longer than the first pause after a refusal.
     let relay = outbox.process("relay", "200");
     let left = "SELECT count(*) FROM outbox WHERE sku";
-    eventually("the other events are received", async || {
+    eventually!(
+        "the other events are received",
         outbox.shop.number(&format!("{left} <> 'sku-2'")).await == 0
-    })
-    .await;
+    );
     let refused = "SELECT min(id) FROM outbox";
     let refused = outbox.shop.number(refused).await;
     let refused = format!("event {refused} of sku-2 is refused: ");
-    eventually("the event is retried", async || {
-        count(&relay, &refused) >= 3
-    })
-    .await;
+    eventually!("the event is retried", count(&relay, &refused) >= 3);
     assert_eq!(outbox.shop.number(&format!("{left} = 'sku-2'")).await, 3);
     let printed = relay.stdout();
     let of_the_first = printed.matches(&refused).count();
@@ -228,10 +225,10 @@ async fn refused_event_delays_only_events_of_its_resource() {
         .listener
         .execute("DROP TRIGGER refuse ON price_list")
         .await;
-    eventually("all events are received", async || {
+    eventually!(
+        "all events are received",
         outbox.shop.number("SELECT count(*) FROM outbox").await == 0
-    })
-    .await;
+    );
     let heard = outbox.heard().await;
     assert!(
         late(&heard).is_empty() && heard.len() == CHANGES,

@@ -44,7 +44,7 @@ async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
         .execute(pool)
         .await
         .unwrap();
-    eventually("the log is written", async || written().await > before).await;
+    eventually!("the log is written", written().await > before);
     next
 }
 

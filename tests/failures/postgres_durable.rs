@@ -156,10 +156,10 @@ async fn server_log_contains_no_lease_id() {
         .await
         .unwrap();
     leases.release(&sku(), &id).await.unwrap();
-    eventually("the release is in the log", async || {
+    eventually!(
+        "the release is in the log",
         server.log().contains("tower_fence.lease_end")
-    })
-    .await;
+    );
     let log = server.log();
     assert!(log.contains("tower_fence.lease_ask") && log.contains("tower_fence.lease_renew"));
     for secret in [&id, &waits.lease_id] {

@@ -111,14 +111,14 @@ async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
         });
         let waiting: Vec<_> = waiting.collect();
         if starved {
-            eventually("all connections are in use", async || {
+            eventually!(
+                "all connections are in use",
                 db.pool.size() == POOL && db.pool.num_idle() == 0
-            })
-            .await;
-            eventually("connections wait for the row lock", async || {
+            );
+            eventually!(
+                "connections wait for the row lock",
                 waiting_for_row(&observer).await > 1
-            })
-            .await;
+            );
         }
         sleep(Duration::from_millis(200)).await;
         let waits = waiting_for_row(&observer).await;
@@ -133,10 +133,10 @@ async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
             Err(error) => panic!("{error:?}"),
         }
         waiting.iter().for_each(tokio::task::JoinHandle::abort);
-        eventually("the connections are back", async || {
+        eventually!(
+            "the connections are back",
             db.pool.num_idle() >= POOL as usize - 1 || db.pool.size() < POOL
-        })
-        .await;
+        );
     }
     drop(first);
 }

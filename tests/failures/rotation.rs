@@ -202,10 +202,7 @@ async fn a_rotation_in_the_wrong_order_is_noticed() {
             // The old key is removed too early.
             Processes::replace(&processes.fences, &[&new]).await;
         }
-        eventually("a request is refused", async || {
-            load.refused.load(SeqCst) > 0
-        })
-        .await;
+        eventually!("a request is refused", load.refused.load(SeqCst) > 0);
         load.stop().await;
     }
 }

@@ -208,19 +208,13 @@ async fn stalled_connect_does_not_block_a_returned_connection() {
         .pool_timeout(Duration::from_secs(3))
         .build(pool.clone());
     write(&fence, 0).await.unwrap();
-    eventually("the connection is back in the pool", async || {
-        pool.num_idle() == 1
-    })
-    .await;
+    eventually!("the connection is back in the pool", pool.num_idle() == 1);
     let silent = silent_proxy(&db).await;
     pool.set_connect_options(good.port(silent.addr.port()));
     let held = pool.acquire().await.unwrap();
     let first = fence.clone();
     let first = tokio::spawn(async move { write(&first, 1).await });
-    eventually("another connection is being opened", async || {
-        pool.size() == 2
-    })
-    .await;
+    eventually!("another connection is being opened", pool.size() == 2);
     drop(held);
     for n in 2..20 {
         write(&fence, n).await.unwrap();

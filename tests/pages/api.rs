@@ -190,10 +190,10 @@ async fn floors_are_listed<DB: TestDatabase>() {
     let sku = resource("sku-1");
     let tx = service.fence.begin(&sku, token(7), TokenUse::SingleUse);
     tx.await.unwrap().commit().await.unwrap();
-    eventually("the row is removed", async || {
+    eventually!(
+        "the row is removed",
         service.fence.remove_idle(Duration::ZERO, 10).await.unwrap() == 1
-    })
-    .await;
+    );
     let floors = service.get("api/floors").await.json();
     let known = service.get("api/fence?resource=sku-1").await.json();
     let expected = json!([{ "partition": known["partition"], "floor": 7 }]);

@@ -160,15 +160,15 @@ impl Browser {
 
     /// Waits until an element contains this text.
     pub async fn shows(&self, css: &str, text: &str) {
-        eventually(&format!("{css} shows {text:?}"), async || {
+        eventually!(
+            &format!("{css} shows {text:?}"),
             self.text(css).await.contains(text)
-        })
-        .await;
+        );
     }
 
     /// Waits until a script returns true.
     pub async fn comes_to(&self, script: &str) {
-        eventually(script, async || self.run(script).await == json!(true)).await;
+        eventually!(script, self.run(script).await == json!(true));
     }
 
     pub async fn click(&self, css: &str) {

@@ -42,10 +42,10 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
         // The bar shrinks.
         let width = "return parseFloat(document.querySelector('#leases-rows .fill').style.width)";
         let before = browser.run(width).await.as_f64().unwrap();
-        eventually("the bar is shorter", async || {
+        eventually!(
+            "the bar is shorter",
             browser.run(width).await.as_f64().unwrap() < before
-        })
-        .await;
+        );
 
         browser.click("#leases-rows tr:first-child .danger").await;
         let question = browser.text("#break").await;
@@ -280,13 +280,13 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
             .await;
         browser.shows("#look-up-facts", "1000000001").await;
         browser.click("#look-up-close").await;
-        eventually("the row shows the new value", async || {
+        eventually!(
+            "the row shows the new value",
             !browser
                 .text("#fences-rows")
                 .await
                 .contains("900000000000000")
-        })
-        .await;
+        );
         browser.is_clean(&example.service.url, &["api/reset"]).await;
     })
     .await;
@@ -487,17 +487,17 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
         for table in ["leases", "fences"] {
-            eventually("a page is full", async || {
+            eventually!(
+                "a page is full",
                 number_of_rows(browser, table).await == json!(50)
-            })
-            .await;
+            );
             let first_row = async || browser.text(&format!("#{table}-rows tr th")).await;
             let is_disabled = async |button: &str| {
                 let script = format!("return document.querySelector('#{table}-{button}').disabled");
                 browser.run(&script).await
             };
             let shows_page = async |first: &str| {
-                eventually("the page is shown", async || first_row().await == first).await;
+                eventually!("the page is shown", first_row().await == first);
             };
             // Both clicks precede the response.
             let double_click = async |button: &str| {
@@ -509,11 +509,11 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
             let mut pages = vec![first_row().await];
             for left in [50, 30] {
                 browser.click(&format!("#{table}-next")).await;
-                eventually("the next page is shown", async || {
+                eventually!(
+                    "the next page is shown",
                     first_row().await != pages[pages.len() - 1]
                         && number_of_rows(browser, table).await == json!(left)
-                })
-                .await;
+                );
                 pages.push(first_row().await);
             }
             assert_eq!(is_disabled("next").await, true);
@@ -530,10 +530,10 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
                 .shows(&format!("#{table}-error"), "does not respond")
                 .await;
             browser.run("window.fetch = window.ask; return null").await;
-            eventually("the error is cleared", async || {
+            eventually!(
+                "the error is cleared",
                 browser.text(&format!("#{table}-error")).await.is_empty()
-            })
-            .await;
+            );
             assert_eq!(first_row().await, pages[1]);
 
             browser.click(&format!("#{table}-back")).await;

@@ -177,15 +177,12 @@ async fn starting_over_keeps_no_lease_of_a_waiting_worker() {
             .shows("#workers fieldset:nth-child(1) p", "It has read 10")
             .await;
         press(browser, 2, ACQUIRE).await;
-        eventually("worker B waits in the queue", async || {
+        eventually!(
+            "worker B waits in the queue",
             leases(&example).await[0]["waiters"] == 1
-        })
-        .await;
+        );
         browser.click("#again").await;
-        eventually("no lease is held", async || {
-            leases(&example).await == json!([])
-        })
-        .await;
+        eventually!("no lease is held", leases(&example).await == json!([]));
         // If worker B kept a lease that was granted after the reset, worker A would wait for it.
         press(browser, 1, ACQUIRE).await;
         browser

@@ -39,7 +39,7 @@ async fn page_is_usable_with_a_keyboard_alone() {
             browser.press(&Key::Enter.to_string()).await;
             assert_eq!(focus(browser).await, "break-no");
             browser.press(&key.to_string()).await;
-            eventually("the focus is back", async || focus(browser).await == "Break the lease on sku-1").await;
+            eventually!("the focus is back", focus(browser).await == "Break the lease on sku-1");
         }
         // The focus stays while the rows are refreshed.
         example.acquire("sku-0", "worker-c", 600_000).await;
@@ -52,7 +52,7 @@ async fn page_is_usable_with_a_keyboard_alone() {
         assert_eq!(focus(browser).await, "break-yes");
         browser.press(&Key::Enter.to_string()).await;
         // The focused element no longer exists, so the focus moves to its table.
-        eventually("the focus is on the leases", async || focus(browser).await == "leases-title").await;
+        eventually!("the focus is on the leases", focus(browser).await == "leases-title");
         assert!(!browser.text("#leases-rows").await.contains("sku-1"));
         let unnamed = "return [...document.querySelectorAll('button, input, select, svg, table, section, dialog, ol')] \
              .filter((one) => !(one.textContent.trim() || one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') \

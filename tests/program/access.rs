@@ -214,10 +214,7 @@ async fn sighup_reloads_the_secrets() {
     std::fs::write(holders.path(), next).unwrap();
     assert_eq!((status(HOLDER).await, status(next).await), (200, 401));
     server.signal("-HUP");
-    eventually("the next secret is accepted", async || {
-        status(next).await == 200
-    })
-    .await;
+    eventually!("the next secret is accepted", status(next).await == 200);
     assert_eq!((status(HOLDER).await, status(OPERATOR).await), (401, 200));
     // An invalid file changes nothing.
     std::fs::write(holders.path(), "short").unwrap();
@@ -227,10 +224,10 @@ async fn sighup_reloads_the_secrets() {
     std::fs::write(holders.path(), next).unwrap();
     server.signal("-HUP");
     let read_again = "reloaded the secrets of clients, the token keys and the certificate";
-    eventually("the reason is logged", async || {
+    eventually!(
+        "the reason is logged",
         server.log().matches(read_again).count() >= 2
-    })
-    .await;
+    );
     assert_eq!(
         server.log().matches(read_again).count(),
         2,

@@ -58,10 +58,10 @@ pub async fn held(server: &Served) -> bool {
 
 /// Waits until this number of requests wait in the queue.
 pub async fn are_waiting(server: &Served, count: u64) {
-    eventually("the requests wait", async || {
+    eventually!(
+        "the requests wait",
         server.get("/locks/sku-1").await.json()["waiters"] == count
-    })
-    .await;
+    );
 }
 
 pub async fn break_lease(server: &Served) {
@@ -100,10 +100,7 @@ impl Notes {
     }
 
     pub async fn has(&self, name: &str) -> String {
-        eventually("the note is written", async || {
-            self.text(name).ends_with('\n')
-        })
-        .await;
+        eventually!("the note is written", self.text(name).ends_with('\n'));
         self.text(name).trim().to_owned()
     }
 }

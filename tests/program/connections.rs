@@ -95,10 +95,10 @@ fn waiter(server: &Served) -> JoinHandle<reqwest::Result<reqwest::Response>> {
 }
 
 async fn waiting(db: &Fresh<Postgres>, count: i64) {
-    eventually("the requests wait", async || {
+    eventually!(
+        "the requests wait",
         db.number("SELECT count(*) FROM tower_fence.waiters").await == count
-    })
-    .await;
+    );
 }
 
 #[tokio::test]
@@ -132,10 +132,10 @@ async fn waiters_above_the_limit_are_refused() {
     refused.is_problem(503, "server-busy");
     assert_eq!(refused.headers["retry-after"], "1");
     waiters.iter().for_each(JoinHandle::abort);
-    eventually("the queue has room again", async || {
+    eventually!(
+        "the queue has room again",
         server.post("/locks/sku-2", &json!({})).await.status != 503
-    })
-    .await;
+    );
 }
 
 /// The store keeps positions for clients that may retry: one for each five of `max-waiting`.
@@ -234,16 +234,16 @@ async fn thousand_idle_connections_block_no_client() {
         idle.push(server.connect().await);
     }
     let metric = async || metric(&server, "tower_fence_server_connections").await;
-    eventually("all connections are open", async || {
+    eventually!(
+        "all connections are open",
         metric().await.parse::<u32>().unwrap() > 1_000
-    })
-    .await;
+    );
     assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
     drop(idle);
-    eventually("all connections are closed", async || {
+    eventually!(
+        "all connections are closed",
         metric().await.parse::<u32>().unwrap() < 10
-    })
-    .await;
+    );
 }
 
 #[tokio::test]

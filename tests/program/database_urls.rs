@@ -36,10 +36,10 @@ async fn a_url_with_harmless_parameters_of_libpq_connects() {
     let parameters = "connect_timeout=7431&keepalives_idle=7431&target_session_attrs=read-write\
                       &client_encoding=auto&channel_binding=prefer&application_name=till-3";
     let server = Served::start(&format!("{url}?{parameters}"), &[]).await;
-    eventually("the server is ready", async || {
+    eventually!(
+        "the server is ready",
         server.get("/readyz").await.status == 200
-    })
-    .await;
+    );
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'till-3' \
                AND datname = current_database()";

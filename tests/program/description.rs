@@ -201,10 +201,10 @@ async fn description_documents_the_busy_answer() {
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let request = server.request(Method::POST, "/locks/sku-1");
     let waiter = tokio::spawn(Answer::to(request.json(&json!({"wait_ms": 40_000}))));
-    eventually("the request waits", async || {
+    eventually!(
+        "the request waits",
         db.number("SELECT count(*) FROM tower_fence.waiters").await == 1
-    })
-    .await;
+    );
     // A renewal that waits for the rows of its resource is in progress, too.
     let mut conn = db.pool.acquire().await.unwrap();
     Postgres::execute(

@@ -79,7 +79,7 @@ async fn server_is_ready_while_its_redis_answers() {
         let log = server.log();
         log.lines().filter(|line| line.ends_with(" ready")).count()
     };
-    eventually("readiness is logged again", async || ready() >= 2).await;
+    eventually!("readiness is logged again", ready() >= 2);
     assert_eq!(ready(), 2, "{}", server.log());
 }
 
@@ -190,10 +190,7 @@ async fn server_is_not_ready_while_its_grants_fail() {
     names(&server, "leases", "grants have failed").await;
     sql("ALTER SYSTEM RESET synchronous_standby_names").await;
     sql("SELECT pg_reload_conf()").await;
-    eventually("a grant succeeds", async || {
-        grant("/locks/d").await.status == 201
-    })
-    .await;
+    eventually!("a grant succeeds", grant("/locks/d").await.status == 201);
     becomes(&server, 200).await;
 }
 
@@ -271,10 +268,10 @@ async fn server_is_not_ready_while_etcd_refuses_grants() {
         refused.is_problem(500, "misconfigured");
     }
     let hidden = format!("the last 3 grants have failed: {HIDDEN}");
-    eventually("readyz reports the failed grants", async || {
+    eventually!(
+        "readyz reports the failed grants",
         server.get("/readyz").await.json()["reasons"] == json!({"leases": hidden})
-    })
-    .await;
+    );
     server
         .logs("it answered: etcdserver: permission denied")
         .await;

@@ -196,7 +196,7 @@ impl Served {
     /// Waits until the log contains this text. A line about a request may be written after the
     /// response.
     pub async fn logs(&self, text: &str) {
-        eventually(text, async || self.log().contains(text)).await;
+        eventually!(text, self.log().contains(text));
     }
 
     /// Returns the address of the server.

@@ -33,10 +33,10 @@ pub async fn serve(db: &Fresh<Postgres>, url: &str, password: &str, more: &[&str
 }
 
 pub async fn grants(server: &Served) {
-    eventually("the sentinel knows the master", async || {
+    eventually!(
+        "the sentinel knows the master",
         server.get("/readyz").await.status == 200
-    })
-    .await;
+    );
     let granted = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}");
     shows_no_secret(server);

@@ -111,10 +111,7 @@ async fn run_waits_in_the_queue() {
         notes.path("go").display()
     );
     let first = start(&server, &[], &script);
-    eventually("the first command has the lease", async || {
-        held(&server).await
-    })
-    .await;
+    eventually!("the first command has the lease", held(&server).await);
     let second = start(&server, &["--wait", "forever"], "echo two");
     are_waiting(&server, 1).await;
     notes.note("go");
@@ -164,7 +161,7 @@ async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
     let (_db, server) = serving().await;
     let script = "sleep 7; echo done";
     let mut running = start(&server, &["--ttl", "3s", "--wait", "20s"], script);
-    eventually("the lease is held", async || held(&server).await).await;
+    eventually!("the lease is held", held(&server).await);
     // Another command does not get the lease, and each renewal is counted.
     let other = start(&server, &[], "echo other");
     end(other).await.is(75);
@@ -203,8 +200,8 @@ async fn signals_are_passed_on() {
     end(running).await.is(9);
     assert!(!held(&server).await);
     let running = start(&server, &[], "echo ready; sleep 1000");
-    eventually("the lease is held", async || held(&server).await).await;
-    eventually("the command runs", async || running.stdout() == "ready\n").await;
+    eventually!("the lease is held", held(&server).await);
+    eventually!("the command runs", running.stdout() == "ready\n");
     running.signal("-TERM");
     end(running).await.is(143);
 }

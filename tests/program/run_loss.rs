@@ -38,19 +38,19 @@ async fn server_outage_shorter_than_the_ttl_loses_nothing() {
         notes.path("go").display()
     );
     let running = start(&server, &["--ttl", "10s"], &script);
-    eventually("the lease is held", async || held(&server).await).await;
+    eventually!("the lease is held", held(&server).await);
     let addr = server.addr().to_string();
     server.signal("-TERM");
     assert!(server.exit().await.success());
     let server = Served::start(&db.url, &["--listen", &addr]).await;
-    eventually("the lease is renewed", async || {
+    eventually!(
+        "the lease is renewed",
         server
             .get("/metrics")
             .await
             .text
             .contains("tower_fence_leases_renewed_total 1")
-    })
-    .await;
+    );
     notes.note("go");
     end(running).await.is(0);
     assert!(!held(&server).await);

@@ -43,12 +43,12 @@ async fn lease_is_kept_while_a_process_cannot_be_stopped() {
     for place in PLACES {
         let notes = Notes::new();
         let (running, child) = beside_another_user(&server, &notes, place, "exit 7").await;
-        eventually("the command is named", async || {
+        eventually!(
+            "the command is named",
             running
                 .log()
                 .contains(&format!("pid {child} (sleep, user nobody)"))
-        })
-        .await;
+        );
         assert!(lives(&child) && held(&server).await);
         send_signal(child.parse().unwrap(), "-KILL");
         end(running).await.is(7);

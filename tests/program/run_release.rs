@@ -49,10 +49,7 @@ async fn a_release_is_retried_until_the_server_is_back() {
     let before = proxy.connections();
     notes.note("go");
     // These connections are for a renewal, a release, and retries.
-    eventually("the release is retried", async || {
-        proxy.connections() > before + 3
-    })
-    .await;
+    eventually!("the release is retried", proxy.connections() > before + 3);
     assert!(held(&server).await);
     proxy.set(Link::Whole);
     assert_eq!(end(running).await.is(7).stderr, "");
@@ -77,10 +74,7 @@ async fn a_release_in_the_database_itself_is_retried() {
     proxy.set(Link::Cut);
     let before = proxy.connections();
     notes.note("go");
-    eventually("the release is retried", async || {
-        proxy.connections() > before + 3
-    })
-    .await;
+    eventually!("the release is retried", proxy.connections() > before + 3);
     proxy.set(Link::Whole);
     end(running).await.is(7);
     assert_eq!(db.number(leases).await, 0);
@@ -110,10 +104,7 @@ async fn a_signal_ends_the_retries_of_a_release() {
     proxy.set(Link::Cut);
     let before = proxy.connections();
     notes.note("go");
-    eventually("the release is retried", async || {
-        proxy.connections() > before + 3
-    })
-    .await;
+    eventually!("the release is retried", proxy.connections() > before + 3);
     running.signal("-TERM");
     end(running).await.is(7).says("will expire");
 }
@@ -178,7 +169,7 @@ async fn a_signal_during_the_acquire_leaves_no_lease() {
         .await;
         let url = proxy.url(&server.url);
         let running = start_at(&url, "sku-1", &LONG, "echo never");
-        eventually("the lease is held", async || held(&server).await).await;
+        eventually!("the lease is held", held(&server).await);
         running.signal(signal);
         assert_eq!(end(running).await.is(status).stdout, "");
         assert!(!held(&server).await, "{signal}");

@@ -142,10 +142,7 @@ async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String)
     let outside = notes.has("outside").await;
     running.signal("-TSTP");
     let keeper = running.id().to_string();
-    eventually("tower-fence run is stopped", async || {
-        state(&keeper) == Some('T')
-    })
-    .await;
+    eventually!("tower-fence run is stopped", state(&keeper) == Some('T'));
     // In state D, the signal was sent, and takes effect when the command has written to the disk.
     assert!(
         matches!(state(&command), Some('T' | 'D')),
@@ -165,12 +162,9 @@ async fn stopped_command_resumes_with_the_run_process() {
     let notes = Notes::new();
     let (running, command) = stopped(&server, &notes, "5m").await;
     running.signal("-CONT");
-    eventually("the command continues", async || {
-        state(&command) != Some('T')
-    })
-    .await;
+    eventually!("the command continues", state(&command) != Some('T'));
     let outside = notes.has("outside").await;
-    eventually("the child continues", async || state(&outside) != Some('T')).await;
+    eventually!("the child continues", state(&outside) != Some('T'));
     notes.note("go");
     end(running).await.is(0);
     assert!(!lives(&outside), "the child was left");

@@ -64,10 +64,7 @@ async fn signal_from_a_process_is_forwarded_in_the_foreground() {
         notes.has("ready").await;
         let keeper = notes.text("keeper").trim().parse().unwrap();
         send_signal(keeper, "-INT");
-        eventually("the signal is forwarded", async || {
-            notes.text("log") == "INT\n"
-        })
-        .await;
+        eventually!("the signal is forwarded", notes.text("log") == "INT\n");
         send_signal(keeper, "-TERM");
         end(running).await.is(9);
     }
@@ -81,10 +78,10 @@ async fn terminal_signal_reaches_the_command_once() {
         let running = with_terminal(&server, &notes, shell, &noting_int(&notes));
         notes.has("ready").await;
         running.signal("-USR1");
-        eventually("the command has received the signal", async || {
+        eventually!(
+            "the command has received the signal",
             notes.text("log") == "INT\n"
-        })
-        .await;
+        );
         let keeper = notes.text("keeper").trim().parse().unwrap();
         send_signal(keeper, "-TERM");
         end(running).await;
@@ -123,7 +120,7 @@ async fn terminal_signal_does_not_stop_a_container() {
     let running = with_terminal(&server, &notes, &AS_LEADER, &script);
     notes.has("command").await;
     running.signal("-USR2");
-    eventually("the key is typed", async || running.log().contains("typed")).await;
+    eventually!("the key is typed", running.log().contains("typed"));
     notes.note("go");
     end(running).await.is(7);
 }
@@ -159,17 +156,14 @@ async fn command_that_the_terminal_has_stopped_is_reported_once() {
     let running = with_terminal(&server, &notes, &["sh", "-c", &shell], &script);
     let command = notes.has("command").await;
     let reported = "the command is stopped, because it uses the terminal in the background";
-    eventually("the stop is reported", async || {
+    eventually!(
+        "the stop is reported",
         notes.text("errors").contains(reported)
-    })
-    .await;
+    );
     // The command continues, and is stopped again.
     for _ in 0..2 {
         send_signal(command.parse().unwrap(), "-CONT");
-        eventually("the command is stopped", async || {
-            state(&command) == Some('T')
-        })
-        .await;
+        eventually!("the command is stopped", state(&command) == Some('T'));
         // The program looks at the command at least every 200 ms.
         sleep(Duration::from_millis(400)).await;
     }

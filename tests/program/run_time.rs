@@ -17,14 +17,14 @@ async fn lease_is_kept_for_the_minimum_time() {
     let running = start(&server, &options, &script);
     notes.has("end").await;
     // The lease is renewed beyond its TTL, although the command failed long before.
-    eventually("the lease is renewed", async || {
+    eventually!(
+        "the lease is renewed",
         server
             .get("/metrics")
             .await
             .text
             .contains("tower_fence_leases_renewed_total 3")
-    })
-    .await;
+    );
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     let late = ["run", "--resource", "sku-1", "--", "echo", "never"];
     assert_eq!(run(&late, &variables).await.is(75).stdout, "");

@@ -187,10 +187,10 @@ async fn a_signal_ends_a_migration_that_waits() {
             .args(arguments)
             .env("TOWER_FENCE_DATABASE_URL", &db.url);
         let mut process = Process::run(command);
-        eventually("the server logs what it waits for", async || {
+        eventually!(
+            "the server logs what it waits for",
             process.log().contains(&format!("lock of process {pid} "))
-        })
-        .await;
+        );
         process.signal("-TERM");
         assert_eq!(
             process.exit().await.code(),
@@ -284,15 +284,15 @@ async fn unfinished_requests_do_not_delay_the_stop() {
 async fn requests_are_served_until_the_drain_delay_is_over() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain-delay", "10m"]).await;
-    eventually("the server is ready", async || {
+    eventually!(
+        "the server is ready",
         server.get("/readyz").await.status == 200
-    })
-    .await;
+    );
     server.signal("-TERM");
-    eventually("the server logs that it stops", async || {
+    eventually!(
+        "the server logs that it stops",
         server.get("/readyz").await.text.contains("stopping")
-    })
-    .await;
+    );
     let granted = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}");
     assert_eq!(granted.headers["connection"], "close");
@@ -353,7 +353,7 @@ async fn no_request_under_load_is_reset_by_a_stop() {
             }
         });
     }
-    eventually("the load is running", async || answered.load(Relaxed) > 200).await;
+    eventually!("the load is running", answered.load(Relaxed) > 200);
     server.signal("-TERM");
     while let Some(client) = clients.join_next().await {
         assert_eq!(client.unwrap(), Ok(()));

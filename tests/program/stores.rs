@@ -102,10 +102,10 @@ async fn the_master_of_sentinels_has_the_leases() {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let sentinel = Sentinel::start(&redis);
     let server = on_redis(&db, "sentinel", &sentinel.url()).await;
-    eventually("the sentinel knows the master", async || {
+    eventually!(
+        "the sentinel knows the master",
         server.get("/readyz").await.status == 200
-    })
-    .await;
+    );
     grants_leases(&server, &db).await;
 }
 

@@ -89,10 +89,10 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     fs::copy(&others.1, &key).unwrap();
     server.signal("-HUP");
     let addr = server.addr();
-    eventually("the server uses the other certificate", async || {
+    eventually!(
+        "the server uses the other certificate",
         certificates.shown_by(addr) == fs::read_to_string(&others.0).unwrap()
-    })
-    .await;
+    );
     assert_eq!(serial().await, 200);
 }
 
@@ -130,9 +130,6 @@ async fn check_reports_an_expired_certificate() {
         let checked = run(&[&["check"][..], &tls].concat(), &variables).await;
         checked.is(0).stdout.contains("the certificate has expired")
     };
-    eventually("the certificate has expired", async || {
-        found(name(&old)).await
-    })
-    .await;
+    eventually!("the certificate has expired", found(name(&old)).await);
     assert!(!found(name(&cert)).await);
 }

@@ -81,10 +81,10 @@ async fn a_blocked_log_does_not_delay_a_stop() {
         break_lease(&server).await;
         server.signal("-TERM");
         if signals == 2 {
-            eventually("the server stops", async || {
+            eventually!(
+                "the server stops",
                 server.get("/readyz").await.text.contains("stopping")
-            })
-            .await;
+            );
             server.signal("-TERM");
         }
         assert_eq!(server.exit().await.code(), Some(signals - 1));
@@ -116,10 +116,7 @@ async fn server_starts_although_its_output_fails() {
         .args(["serve", "--listen", "127.0.0.1:0"])
         .env("TOWER_FENCE_DATABASE_URL", &db.url);
     let running = Process::run(command);
-    eventually("the server has started", async || {
-        running.log().contains("started")
-    })
-    .await;
+    eventually!("the server has started", running.log().contains("started"));
     send_signal(running.id(), "-TERM");
     end(running).await.is(0);
 }

@@ -216,10 +216,7 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
         }
     };
     let mover = async {
-        eventually("some writes are acknowledged", async || {
-            written.load(SeqCst) > 5
-        })
-        .await;
+        eventually!("some writes are acknowledged", written.load(SeqCst) > 5);
         let before = written.load(SeqCst);
         cluster.move_shard("sku-1", 1 - from).await;
         ended.store(true, SeqCst);

@@ -179,13 +179,13 @@ impl Load {
             (0..RESOURCES).map(count).collect::<Vec<_>>()
         };
         let before = counts();
-        eventually("grants continue", async || {
+        eventually!(
+            "grants continue",
             counts()
                 .iter()
                 .zip(&before)
                 .all(|(now, before)| *now >= before + count)
-        })
-        .await;
+        );
     }
 
     pub async fn stop(self) -> Vec<Grant> {

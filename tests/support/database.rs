@@ -9,7 +9,7 @@ use sqlx::{
 };
 use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
 
-use super::{eventually, template};
+use super::template;
 
 /// A database on which the suites run.
 pub trait TestDatabase: FenceDatabase {
@@ -104,10 +104,10 @@ pub const WAITING_FOR_LOCK: &str = "SELECT count(*) FROM pg_stat_activity \
 impl Fresh<Postgres> {
     /// Waits until a session waits for a lock.
     pub async fn waits_for_lock(&self) {
-        eventually("a session waits for a lock", async || {
+        eventually!(
+            "a session waits for a lock",
             self.number(WAITING_FOR_LOCK).await > 0
-        })
-        .await;
+        );
     }
 
     pub fn addr(&self) -> SocketAddr {

@@ -7,7 +7,7 @@ use sqlx::{Executor, PgPool, Postgres};
 use tokio::time::Instant;
 use tower_fence::{FenceBuilder, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
 
-use crate::{database::Fresh, eventually, http::Server};
+use crate::{database::Fresh, http::Server};
 
 /// The maximum time until the session has ended. The server detects a disconnect within two
 /// seconds, but a busy machine may take longer.
@@ -65,7 +65,7 @@ pub async fn leaves_no_lock_and_no_session(
             "SELECT coalesce(max(pid), 0)::bigint FROM pg_stat_activity \
              WHERE datname = current_database() AND state = 'active' AND query = $q${statement}$q$"
         );
-        eventually("the statement runs", async || db.number(&active).await > 0).await;
+        eventually!("the statement runs", db.number(&active).await > 0);
         let session = db.number(&active).await;
         let session = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {session}");
         let row = "SELECT count(*) FROM (SELECT FROM tower_fence.resources WHERE resource = 'r' \
@@ -78,12 +78,9 @@ pub async fn leaves_no_lock_and_no_session(
 
         let began = Instant::now();
         client.abort();
-        eventually("the row is unlocked", async || db.number(row).await == 1).await;
+        eventually!("the row is unlocked", db.number(row).await == 1);
         let unlocked = began.elapsed();
-        eventually("the session has ended", async || {
-            db.number(&session).await == 0
-        })
-        .await;
+        eventually!("the session has ended", db.number(&session).await == 0);
         let gone = began.elapsed();
         println!(
             "{midst}, exhausted: {exhausted}: unlocked after {unlocked:?}, gone after {gone:?}"

@@ -121,10 +121,10 @@ pub async fn join_on<L: Leases + Clone>(
 ) -> JoinHandle<Result<Lease, LeaseError>> {
     let before = waiters_on(leases, resource).await;
     let waiting = spawn_acquire(leases, resource, request);
-    eventually("the waiter is in the queue", async || {
+    eventually!(
+        "the waiter is in the queue",
         waiting.is_finished() || waiters_on(leases, resource).await > before
-    })
-    .await;
+    );
     waiting
 }
 

@@ -11,6 +11,22 @@ macro_rules! assert_matches {
     };
 }
 
+/// Calls the function [`eventually`] with a condition that is an expression.
+#[macro_export]
+macro_rules! eventually {
+    ($what:expr, $holds:expr $(,)?) => {
+        $crate::eventually($what, async || $holds).await
+    };
+}
+
+/// Calls the function [`soon`] with a condition that is an expression.
+#[macro_export]
+macro_rules! soon {
+    ($what:expr, $holds:expr $(,)?) => {
+        $crate::soon($what, async || $holds).await
+    };
+}
+
 pub mod announced;
 pub mod certificates;
 pub mod citus;

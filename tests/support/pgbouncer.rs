@@ -11,7 +11,7 @@ use std::{
 use reqwest::Url;
 use tempfile::TempDir;
 
-use super::{eventually, ports::free_port, postgres::unprivileged, process::send_signal};
+use super::{ports::free_port, postgres::unprivileged, process::send_signal};
 
 pub struct PgBouncer {
     port: u16,
@@ -81,10 +81,10 @@ impl PgBouncer {
 
     async fn is_ready(&self) {
         let addr: SocketAddr = ([127, 0, 0, 1], self.port).into();
-        eventually("PgBouncer listens", async || {
+        eventually!(
+            "PgBouncer listens",
             tokio::net::TcpStream::connect(addr).await.is_ok()
-        })
-        .await;
+        );
     }
 }
 

@@ -49,10 +49,10 @@ impl Standby {
         let mark = "SELECT (pg_logical_emit_message(true, 'tests', '') - '0/0')::bigint";
         let mark = number(primary, mark).await;
         let replayed = "SELECT (pg_last_wal_replay_lsn() - '0/0')::bigint";
-        eventually("the standby catches up", async || {
+        eventually!(
+            "the standby catches up",
             number(&self.server, replayed).await >= mark
-        })
-        .await;
+        );
     }
 
     /// Stops the replication.

@@ -83,14 +83,14 @@ impl Moody {
     /// Waits until another renewal is sent.
     async fn next_renewal(&self) {
         let before = self.renewals();
-        eventually("a renewal is sent", async || self.renewals() > before).await;
+        eventually!("a renewal is sent", self.renewals() > before);
     }
 
     async fn is_free_soon(&self) {
-        soon("the lease is released", async || {
+        soon!(
+            "the lease is released",
             self.inspect(&sku()).await.unwrap().is_none()
-        })
-        .await;
+        );
     }
 }
 
@@ -414,7 +414,7 @@ async fn release_is_retried_after_renewals_without_an_answer() {
     let ttl = Duration::from_secs(2);
     let lease = store.holder(2_000).acquire("sku-1").await.unwrap();
     let acquired_at = Instant::now();
-    eventually("two renewals are sent", async || store.renewals() >= 2).await;
+    eventually!("two renewals are sent", store.renewals() >= 2);
     store.mood.release_fails.store(true, Relaxed);
     let releasing = tokio::spawn(lease.release());
     sleep(ttl.saturating_sub(acquired_at.elapsed()) + ttl / 10).await;
@@ -469,10 +469,10 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
     set(&store.mood.new_token_late, 60_000);
     let refused = timeout(limit, lease.renew_with_new_token()).await;
     is_unavailable(refused.expect("the renewal does not end"));
-    soon("a renewal shows the new token", async || {
+    soon!(
+        "a renewal shows the new token",
         lease.token() > second.token && lease.check().is_ok()
-    })
-    .await;
+    );
 }
 
 /// The failing store answers immediately. The silent store never answers.

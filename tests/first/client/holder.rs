@@ -165,7 +165,7 @@ async fn grant_with_a_lost_answer_is_found_again() {
     let waiting = issued.holder(30_000).wait(Duration::from_secs(20));
     issued.proxy.set(Link::NoAnswer);
     let asking = tokio::spawn(async move { waiting.acquire("sku-1").await });
-    eventually("the lease is granted", async || issued.is_held().await).await;
+    eventually!("the lease is granted", issued.is_held().await);
     issued.proxy.set(Link::Whole);
     let lease = asking.await.unwrap().unwrap();
     assert_eq!(
@@ -322,10 +322,10 @@ async fn several_leases_are_acquired_in_one_order() {
     let _held = holder.acquire("b").await.unwrap();
     let hasty = holder.clone().wait(Duration::ZERO);
     hasty.acquire_all(&["b", "a"]).await.unwrap_err();
-    soon("the other lease is released", async || {
+    soon!(
+        "the other lease is released",
         hasty.try_acquire("a").await.unwrap().is_some()
-    })
-    .await;
+    );
 }
 
 #[tokio::test]
@@ -351,10 +351,10 @@ async fn earlier_lease_is_kept_while_waiting_for_the_next() {
     let _held = holder.acquire("b").await.unwrap();
     let waiting = both(&holder.clone().ttl(Duration::from_millis(600)));
     let first = Resource::new("a").unwrap();
-    eventually("the first lease is acquired and broken", async || {
+    eventually!(
+        "the first lease is acquired and broken",
         store.break_lease(&first, None).await.unwrap()
-    })
-    .await;
+    );
     let ended = timeout(Duration::from_secs(30), waiting).await;
     let ended = ended.expect("the loss is not noticed").unwrap();
     assert!(
@@ -426,10 +426,10 @@ async fn work_with_a_lease_ends_with_it() {
     let lost = bounded.with_lease("sku-1", async |_| std::future::pending::<()>().await);
     let lost = timeout(Duration::from_secs(10), lost).await.unwrap();
     assert_matches!(lost, Err(WithLeaseError::Lost(Loss::MaxHold { .. })));
-    soon("the lease is released", async || {
+    soon!(
+        "the lease is released",
         store.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    );
 
     // The work continues while it reports progress.
     let watched = holder.progress_timeout(Duration::from_millis(300));

@@ -233,10 +233,7 @@ async fn lease_with_the_longest_ttl_is_kept_and_renewed() {
     let lease = holder.acquire("sku-1").await.unwrap();
     assert!(lease.remaining() < LONG, "{:?}", lease.remaining());
     issuer.ttl_ms.store(u64::MAX, Relaxed);
-    eventually("the guard renews the lease", async || {
-        lease.remaining() > LONG
-    })
-    .await;
+    eventually!("the guard renews the lease", lease.remaining() > LONG);
 
     // A lease with a TTL of zero has expired when its answer arrives.
     issuer.ttl_ms.store(0, Relaxed);

@@ -53,6 +53,6 @@ impl Issued {
     }
 
     pub async fn is_free_soon(&self) {
-        soon("the lease is free", async || !self.is_held().await).await;
+        soon!("the lease is free", !self.is_held().await);
     }
 }

@@ -166,10 +166,10 @@ async fn health_follows_the_stores() {
         .await
         .is_problem(503, "store-unavailable");
     redis.start_again().await;
-    eventually("the service is healthy", async || {
+    eventually!(
+        "the service is healthy",
         caller.get("/healthz").await.status == 200
-    })
-    .await;
+    );
 }
 
 #[tokio::test]
@@ -211,10 +211,7 @@ async fn signal_lets_pending_writes_finish() {
         stream.write_all(head.as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         service.signal(signal);
-        eventually("the server stops", async || {
-            service.log().contains("stopping")
-        })
-        .await;
+        eventually!("the server stops", service.log().contains("stopping"));
         stream.write_all(&body.as_bytes()[5..]).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -232,10 +229,10 @@ async fn signal_ends_requests_that_wait_for_a_lease() {
     caller.acquire("sku-1", 600_000).await;
     let request = caller.client.post(service.url("/locks/sku-1"));
     let waiting = tokio::spawn(Answer::to(request.json(&json!({ "wait_ms": 60_000 }))));
-    eventually("the request waits", async || {
+    eventually!(
+        "the request waits",
         caller.get("/locks/sku-1").await.json()["waiters"] == 1
-    })
-    .await;
+    );
     service.signal("-TERM");
     let refused = waiting.await.unwrap();
     refused.is_problem(503, "server-busy");

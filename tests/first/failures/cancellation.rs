@@ -230,10 +230,10 @@ async fn test_detects_a_transaction_that_is_unsafe_to_drop() {
     // transaction that was left open there.
     for _ in 0..200 {
         disturb(&server, 10, &AtomicI64::new(1)).await;
-        eventually("no statement runs", async || {
+        eventually!(
+            "no statement runs",
             busy_sessions(&db, "state = 'active'").await == 0
-        })
-        .await;
+        );
         sleep(Duration::from_millis(50)).await;
         if busy_sessions(&db, "state LIKE 'idle in transaction%'").await > 0 {
             caught = true;

@@ -85,10 +85,10 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
         let requests: Vec<_> = (0..POOL)
             .map(|n| slow_request(&fence, n, at_once))
             .collect();
-        eventually("all connections are in use", async || {
+        eventually!(
+            "all connections are in use",
             sessions(&db, ASLEEP).await == i64::from(POOL)
-        })
-        .await;
+        );
         // These requests are not abandoned. One of them waits for a row that an abandoned request
         // has locked.
         let bystanders = db.fence();
@@ -123,10 +123,7 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
             fence.raise(&resource(n), one()).await.unwrap();
         }
         fence.pool().close().await;
-        eventually("all sessions are closed", async || {
-            sessions(&db, "true").await == 0
-        })
-        .await;
+        eventually!("all sessions are closed", sessions(&db, "true").await == 0);
     }
 }
 
@@ -165,10 +162,10 @@ async fn an_abandoned_admission_leaves_no_session() {
         db.waits_for_lock().await;
         let began = Instant::now();
         request.abort();
-        eventually("no session waits for the row", async || {
+        eventually!(
+            "no session waits for the row",
             sessions(&db, "wait_event_type = 'Lock'").await == 0
-        })
-        .await;
+        );
         assert!(began.elapsed() < BOUND, "it took {:?}", began.elapsed());
         holder.commit().await.unwrap();
     }

@@ -143,10 +143,7 @@ async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
     let refused = write(&fence, 6).await;
     assert_matches!(refused, Err(AdmitError::Busy(_)));
     first.commit().await.unwrap();
-    eventually("the connection is back", async || {
-        write(&fence, 6).await.is_ok()
-    })
-    .await;
+    eventually!("the connection is back", write(&fence, 6).await.is_ok());
 }
 
 /// Each writer records the number of entries, and its token. In the order of these numbers, the

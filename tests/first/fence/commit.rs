@@ -100,10 +100,10 @@ async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {
     let mut tx = begin(&fence, 5).await;
     DB::nested(&mut tx, 1, Nested::Commit).await.unwrap();
     drop(tx);
-    eventually("the outer transaction is rolled back", async || {
+    eventually!(
+        "the outer transaction is rolled back",
         fence.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    );
     assert_eq!(db.entries().await, 0);
 
     let mut tx = begin(&fence, 5).await;

@@ -87,7 +87,7 @@ async fn connection_loss_after_a_confirmed_commit_is_a_success() {
             let is_unknown = matches!(committed, Err(CommitError::OutcomeUnknown(_)));
             assert_eq!((committed.is_ok(), is_unknown), (is_success, !is_success));
         }
-        eventually("all entries are written", async || db.entries().await == 3).await;
+        eventually!("all entries are written", db.entries().await == 3);
     }
 }
 
@@ -122,17 +122,14 @@ async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
         async move { fence.begin(&sku(), token(2), TokenUse::SingleUse).await }
     });
     is_sent.wait_for(|sent| *sent).await.unwrap();
-    eventually("the transaction has begun", async || {
+    eventually!(
+        "the transaction has begun",
         sessions(&db, "idle in transaction").await == 1
-    })
-    .await;
+    );
     begun.abort();
     assert!(begun.await.unwrap_err().is_cancelled());
     held.send_replace(false);
-    eventually("the session is idle", async || {
-        sessions(&db, "idle").await == 1
-    })
-    .await;
+    eventually!("the session is idle", sessions(&db, "idle").await == 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -143,10 +140,10 @@ async fn session_ended_by_its_timeout_has_written_nothing() {
     let fence = fence(&db, &proxy, settings).await;
     let mut tx = begin(&fence, 1).await;
     insert(&mut tx, 1).await;
-    eventually("the server has ended the session", async || {
+    eventually!(
+        "the server has ended the session",
         sessions(&db, "idle in transaction").await == 0
-    })
-    .await;
+    );
     let committed = tx.commit().await;
     assert_matches!(committed, Err(CommitError::Aborted(_)));
     assert_eq!(db.entries().await, 0);

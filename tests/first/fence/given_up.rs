@@ -44,10 +44,7 @@ async fn connection_tested_for_a_cancelled_request_is_kept() {
     write(&fence).await.unwrap();
     let before = process(&pool).await;
     for _ in 0..3 {
-        eventually("the connection is back in the pool", async || {
-            pool.num_idle() == 1
-        })
-        .await;
+        eventually!("the connection is back in the pool", pool.num_idle() == 1);
         let gone = timeout(Duration::from_millis(20), write(&fence)).await;
         assert!(gone.is_err());
     }
@@ -121,10 +118,7 @@ async fn failed_connection_test_is_not_reported_as_busy() {
             .pool_timeout(Duration::from_millis(300))
             .build(pool.clone());
         write(&fence).await.unwrap();
-        eventually("the connection is back in the pool", async || {
-            pool.num_idle() == 1
-        })
-        .await;
+        eventually!("the connection is back in the pool", pool.num_idle() == 1);
         proxy.set(Link::Silent);
         let error = write(&fence).await.unwrap_err();
         assert_matches!(error, AdmitError::Unavailable(_));

@@ -125,10 +125,10 @@ async fn maintenance_removes_expired_keys_and_idle_rows<DB: TestDatabase>() {
         let count = format!("SELECT count(*) FROM tower_fence.{table}");
         db.number(&count).await
     };
-    soon("one row of each table is removed", async || {
+    soon!(
+        "one row of each table is removed",
         left("idempotency_keys").await == 1 && left("resources").await == 1
-    })
-    .await;
+    );
     assert_eq!(fence.inspect(&other).await.unwrap(), Some(0));
     assert!(!maintenance.is_finished());
     maintenance.abort();

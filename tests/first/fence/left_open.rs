@@ -116,10 +116,7 @@ async fn success_is_committed_on_the_next_connection_too() {
             .unwrap();
         for (n, conn) in (1..).zip(conns) {
             drop(conn);
-            eventually("the connection is back in the pool", async || {
-                pool.num_idle() == n
-            })
-            .await;
+            eventually!("the connection is back in the pool", pool.num_idle() == n);
         }
         let end = format!("SELECT count(pg_terminate_backend({pid}))");
         assert_eq!(seen(&db, &end).await, 1);

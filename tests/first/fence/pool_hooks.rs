@@ -97,10 +97,7 @@ async fn pool_with_tenants(db: &Fresh<Postgres>) -> PgPool {
         });
     let pool = options.connect(&db.url).await.unwrap();
     drop(join_all((0..POOL).map(|_| pool.acquire())).await);
-    eventually("all connections are open", async || {
-        pool.num_idle() == POOL as usize
-    })
-    .await;
+    eventually!("all connections are open", pool.num_idle() == POOL as usize);
     pool
 }
 

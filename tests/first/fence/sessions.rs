@@ -82,10 +82,10 @@ async fn read_only_sessions_are_not_reused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
     let (db, pool) = read_only_sessions().await;
-    eventually("all connections are open", async || {
+    eventually!(
+        "all connections are open",
         pool.num_idle() == CONNECTIONS as usize
-    })
-    .await;
+    );
     later_sessions(&db, "RESET default_transaction_read_only").await;
     let app = Router::new()
         .route("/{r}", post(|| async {}))

@@ -87,10 +87,10 @@ async fn waits_for_lock(db: &Fresh<Postgres>, for_what: &str) {
          WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
          AND datname = current_database()"
     );
-    eventually("a statement waits for a lock", async || {
+    eventually!(
+        "a statement waits for a lock",
         db.number(&waiting).await == 1
-    })
-    .await;
+    );
 }
 
 /// Writes like another process, and returns the transaction just before its COMMIT.
@@ -378,10 +378,7 @@ async fn dropped_or_slow_statement_releases_the_lock() {
         let running = "SELECT count(*) FROM pg_stat_activity \
             WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
             AND datname = current_database() AND pid <> pg_backend_pid()";
-        eventually("the statement has ended", async || {
-            db.number(running).await == 0
-        })
-        .await;
+        eventually!("the statement has ended", db.number(running).await == 0);
         write(&fence, NEXT).await.unwrap();
     }
     assert_eq!(db.number("SELECT count(*) FROM numbers").await, 4);

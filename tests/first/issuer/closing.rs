@@ -49,10 +49,10 @@ async fn waiting_requests_end(store: impl LeaseAdmin + Clone) {
     let answer = ended.expect("the waiter was not answered").unwrap();
     answer.is_problem(503, "server-busy");
     assert_eq!(answer.headers["retry-after"], "1");
-    eventually("the waiter has left the queue", async || {
+    eventually!(
+        "the waiter has left the queue",
         store.inspect(&sku()).await.unwrap().unwrap().waiters == 0
-    })
-    .await;
+    );
     // A later request does not wait, and a free lease is still granted.
     let later = timeout(Duration::from_secs(10), Answer::to(wait())).await;
     later

@@ -99,10 +99,10 @@ async fn holder_forwards_the_signed_token_without_a_key() {
     let lease = short.acquire("b").await.unwrap();
     let old = lease.headers()["fencing-token"].clone();
     keys.replace(&TokenKeys::new([TokenKey::random("k2").unwrap()]).unwrap());
-    crate::support::eventually("the lease is renewed", async || {
+    crate::support::eventually!(
+        "the lease is renewed",
         lease.headers()["fencing-token"] != old
-    })
-    .await;
+    );
     assert_eq!(lease.fencing_token().key.unwrap().as_str(), "k2");
     lease.check().unwrap();
 }

@@ -119,10 +119,10 @@ async fn begin_after_the_response_is_refused() {
         answer.is_problem(500, "misconfigured");
     };
     let answered_meanwhile = async {
-        eventually("the task waits for the row", async || {
+        eventually!(
+            "the task waits for the row",
             waiting_for_locks(&db).await == 1
-        })
-        .await;
+        );
         signals.go_on.notify_one();
     };
     join!(answer, answered_meanwhile);

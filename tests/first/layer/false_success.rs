@@ -35,10 +35,10 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     } else {
         // SQLite has no server that could end the transaction of the task.
         assert_eq!(db.entries().await, 0);
-        eventually("the lock is free", async || {
+        eventually!(
+            "the lock is free",
             server.write("/a/add", 5).await.status == 200
-        })
-        .await;
+        );
     }
 }
 

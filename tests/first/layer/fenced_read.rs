@@ -104,10 +104,7 @@ async fn read_waits_for_a_write_in_progress<DB: TestDatabase>() {
     let (server, plan) = setup(&db, 1_000, 0).await;
     let request = server.post("/a").header("Fencing-Token", "3");
     let writing = tokio::spawn(Answer::to(request));
-    eventually("the handler has written", async || {
-        plan.writes.load(Relaxed) == 1
-    })
-    .await;
+    eventually!("the handler has written", plan.writes.load(Relaxed) == 1);
     let reading = fenced(&server, 5);
     sleep(Duration::from_millis(50)).await;
     assert_eq!(plan.reads.load(Relaxed), 0);
@@ -123,10 +120,7 @@ async fn write_waits_for_a_read_in_progress<DB: TestDatabase>() {
     let (server, plan) = setup(&db, 0, 1_000).await;
     assert_eq!(server.write("/a", 3).await.status, 200);
     let reading = fenced(&server, 5);
-    eventually("the handler has read", async || {
-        plan.reads.load(Relaxed) == 1
-    })
-    .await;
+    eventually!("the handler has read", plan.reads.load(Relaxed) == 1);
     let request = server.post("/a").header("Fencing-Token", "3");
     let writing = tokio::spawn(Answer::to(request));
     sleep(Duration::from_millis(50)).await;
@@ -164,10 +158,10 @@ async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
         });
         let writers: Vec<_> = writers.collect();
         let before = plan.writes.load(Relaxed);
-        eventually("the writers have written", async || {
+        eventually!(
+            "the writers have written",
             plan.writes.load(Relaxed) > before + 5
-        })
-        .await;
+        );
         let read = loop {
             let answer = fenced(&server, token + 1).await.unwrap();
             if answer.status == 200 {
@@ -201,10 +195,7 @@ async fn older_write_is_refused_after_a_read_that_finds_nothing<DB: TestDatabase
     let elsewhere = db.fence();
     elsewhere.raise(&resource, token(2)).await.unwrap();
     let reading = fenced(&server, 5);
-    eventually("the handler has read", async || {
-        plan.reads.load(Relaxed) == 1
-    })
-    .await;
+    eventually!("the handler has read", plan.reads.load(Relaxed) == 1);
     let writing = tokio::spawn(async move {
         let write = elsewhere.begin(&resource, token(3), TokenUse::SingleUse);
         write.await?.commit().await.unwrap();

@@ -65,10 +65,10 @@ async fn two_servers<DB: TestDatabase>(
 /// Starts a write, and returns when it waits at the gate.
 async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<Answer> {
     let first = tokio::spawn(Answer::to(keyed(server, "/a/add", 5, "k")));
-    eventually("the first request is at the gate", async || {
+    eventually!(
+        "the first request is at the gate",
         plan.calls.load(Relaxed) == 1
-    })
-    .await;
+    );
     first
 }
 

@@ -54,10 +54,10 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     // After the answer, the transaction ends and the fence is raised.
     for n in 0..3 {
         let resource = Resource::new(format!("r-{n}")).unwrap();
-        eventually("older tokens are stale", async || {
+        eventually!(
+            "older tokens are stale",
             db.fence().inspect(&resource).await.ok() == Some(Some(4))
-        })
-        .await;
+        );
         let path = format!("/r-{n}/plain");
         assert_eq!(server.write(&path, 5).await.status, 200);
     }

@@ -95,10 +95,7 @@ async fn write_does_not_wait_for_a_handler_that_has_committed<DB: TestDatabase>(
     let server = start(&db).await;
     let request = server.post("/a/linger").header("Fencing-Token", "5");
     let lingering = tokio::spawn(Answer::to(request));
-    eventually("the handler has committed", async || {
-        db.entries().await == 1
-    })
-    .await;
+    eventually!("the handler has committed", db.entries().await == 1);
     assert_eq!(server.write("/a/add", 6).await.status, 200);
     assert!(!lingering.is_finished());
 }

@@ -213,10 +213,7 @@ async fn overtaken_renewal_continues_under_a_current_token() {
             Renew::new(LONG)
         };
         let renewal = tokio::spawn(async move { slow.renew(&sku(), &id, request).await });
-        eventually("a renewal is in progress", async || {
-            late.renewals.load(Relaxed) == 1
-        })
-        .await;
+        eventually!("a renewal is in progress", late.renewals.load(Relaxed) == 1);
         let overtaking = other
             .renew(&sku(), &lease.id, with_new_token)
             .await
@@ -344,10 +341,10 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let gate = Arc::new(Semaphore::new(0));
     let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
     let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });
-    eventually("the first lease is granted", async || {
+    eventually!(
+        "the first lease is granted",
         store.inspect(&sku()).await.unwrap().is_some()
-    })
-    .await;
+    );
     let doubled = store.inspect(&sku()).await.unwrap().unwrap().token;
     restore(&server, &snapshot).await;
     server.command(&["DEL", LEASE]).await;
@@ -398,10 +395,10 @@ async fn a_grant_waits_for_a_write_in_flight() {
             .clone()
             .announced_to(db.fence_with(|fence| fence.lock_timeout(lock_timeout)));
         let asking = tokio::spawn(async move { hasty.acquire(&sku(), Acquire::new(ttl)).await });
-        eventually("the announcement waits or has ended", async || {
+        eventually!(
+            "the announcement waits or has ended",
             asking.is_finished() || db.number(WAITING_FOR_LOCK).await > 0
-        })
-        .await;
+        );
         sleep(Duration::from_millis(400)).await;
         tx.commit().await.unwrap();
         is_unavailable(asking.await.unwrap());
@@ -426,10 +423,10 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     timeout(Duration::from_millis(300), asking)
         .await
         .unwrap_err();
-    soon("the lease is free", async || {
+    soon!(
+        "the lease is free",
         store.inspect(&resource).await.unwrap().is_none()
-    })
-    .await;
+    );
 
     // A client that has chosen its lease id may retry during the whole TTL. The grant is returned
     // only after its announcement, and so only after the pending write has ended.

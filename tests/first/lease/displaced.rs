@@ -275,10 +275,10 @@ async fn release_ends_the_grant_of_a_kept_request() {
     let request = Acquire::new(LONG).lease_id(id.clone()).wait(Memory::SHORT);
     is_held(two.acquire(&sku(), request).await);
     one.release(&sku(), &first.id).await.unwrap();
-    eventually("the kept request is granted the lease", async || {
+    eventually!(
+        "the kept request is granted the lease",
         one.inspect(&sku()).await.unwrap().is_some()
-    })
-    .await;
+    );
     two.release(&sku(), &id).await.unwrap();
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
 }

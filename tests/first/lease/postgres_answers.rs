@@ -91,5 +91,5 @@ async fn lease_with_an_unknown_id_is_released() {
     site.loses.store(true, SeqCst);
     is_unavailable(site.losing.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(!site.loses.load(SeqCst), "no answer was lost");
-    soon("the lease is released", async || !site.is_held().await).await;
+    soon!("the lease is released", !site.is_held().await);
 }

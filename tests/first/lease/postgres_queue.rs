@@ -57,10 +57,7 @@ async fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     };
     std::thread::spawn(short_lived).join().unwrap();
     let leases = PostgresLeases::new(db.fence());
-    eventually("the waiters are not counted", async || {
-        waiters(&leases).await == 0
-    })
-    .await;
+    eventually!("the waiters are not counted", waiters(&leases).await == 0);
     let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
     assert_eq!(db.number(left).await, count as i64);
 }
@@ -460,18 +457,15 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
         .await
         .unwrap();
     one.release(&sku(), &first.id).await.unwrap();
-    eventually("the grant is in progress", async || {
+    eventually!(
+        "the grant is in progress",
         db.number("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
             .await
             == 1
-    })
-    .await;
+    );
     let last = spawn_acquire(&two, &sku(), Acquire::new(LONG).wait(LONG));
     let line = "SELECT count(*) FROM tower_fence.waiters";
-    eventually("both waiters are in the queue", async || {
-        db.number(line).await == 2
-    })
-    .await;
+    eventually!("both waiters are in the queue", db.number(line).await == 2);
     let mut heard = PgListener::connect(&db.url).await.unwrap();
     let behind = "SELECT listener FROM tower_fence.waiters ORDER BY place DESC LIMIT 1";
     let listener = db.number(behind).await;

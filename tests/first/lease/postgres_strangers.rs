@@ -228,10 +228,10 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
     .unwrap();
     let mut writing = writer.begin().await.unwrap();
     admit(&mut writing, "hot", lease.token).await.unwrap();
-    eventually("the lease has ended", async || {
+    eventually!(
+        "the lease has ended",
         leases.inspect(&hot).await.unwrap().is_none()
-    })
-    .await;
+    );
     let crowd: Vec<_> = (0..40)
         .map(|_| {
             let (leases, hot) = (leases.clone(), hot.clone());

@@ -15,10 +15,10 @@ use crate::support::{
 
 /// Waits until the server has closed every connection except this one.
 async fn connections_are_closed(server: &RedisServer) {
-    eventually("idle connections are closed", async || {
+    eventually!(
+        "idle connections are closed",
         server.info("CLIENT LIST").await.lines().count() == 1
-    })
-    .await;
+    );
 }
 
 #[tokio::test]

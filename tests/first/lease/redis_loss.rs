@@ -64,10 +64,10 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         server.start_again().await;
         // The same store object continues without intervention.
-        eventually("the store answers again", async || {
+        eventually!(
+            "the store answers again",
             leases.inspect(&sku()).await.is_ok()
-        })
-        .await;
+        );
         // A lease that was restored from a file may be of any age. Its holder has lost it, but may
         // still use it, so the resource stays blocked.
         assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
@@ -262,10 +262,10 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
 
     cuts.store(true, Relaxed);
     is_unavailable(far.acquire(&other, Acquire::new(time)).await);
-    soon("the lease is released", async || {
+    soon!(
+        "the lease is released",
         near.inspect(&other).await.unwrap().is_none()
-    })
-    .await;
+    );
     let chosen = Acquire::new(time).lease_id(last.id);
     is_unavailable(far.acquire(&resource, chosen.clone()).await);
     // These calls use the same connection, so a release would arrive before the second one.

@@ -183,10 +183,10 @@ async fn grant_of_a_cancelled_request_is_released() {
         gone.await.unwrap_err();
         // The lease is granted after the pause, when its client has disconnected.
         sleep(Duration::from_millis(1_600)).await;
-        soon("the lease is released", async || {
+        soon!(
+            "the lease is released",
             leases.inspect(&sku).await.unwrap().is_none()
-        })
-        .await;
+        );
     }
 }
 
@@ -223,7 +223,7 @@ async fn cancelled_request_does_not_end_its_lock_delay() {
     assert!(gone.as_mut().now_or_never().is_none());
     let is_held_now = async || leases.inspect(&sku).await.unwrap().is_some();
     eventually("the lease is granted", &is_held_now).await;
-    eventually("the lease has expired", async || !is_held_now().await).await;
+    eventually!("the lease has expired", !is_held_now().await);
     drop(gone);
     // The request is abandoned in the background.
     sleep(SHORT).await;

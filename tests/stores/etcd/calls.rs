@@ -97,10 +97,10 @@ async fn a_refusal_costs_no_further_etcd_lease() {
     let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
     grant(&leases, &sku(), LONG).await;
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    eventually("the unused etcd lease has ended", async || {
+    eventually!(
+        "the unused etcd lease has ended",
         cluster.leases().await == 1
-    })
-    .await;
+    );
     calls.made();
     for _ in 0..3 {
         is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
@@ -116,10 +116,10 @@ async fn a_lease_leaves_no_etcd_lease_behind() {
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let has = async |count| {
-        eventually("the other etcd leases have ended", async || {
+        eventually!(
+            "the other etcd leases have ended",
             cluster.leases().await == count
-        })
-        .await;
+        );
     };
     for renewal in [
         Renew::new(LONG).with_new_token(),
@@ -174,12 +174,12 @@ async fn unusable_etcd_is_retried_with_pauses() {
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
-    eventually("the waiter watches", async || ended.load(Relaxed) > 0).await;
+    eventually!("the waiter watches", ended.load(Relaxed) > 0);
     let (begun, before) = (Instant::now(), ended.load(Relaxed));
-    eventually("the waiter watches again", async || {
+    eventually!(
+        "the waiter watches again",
         ended.load(Relaxed) >= before + 20
-    })
-    .await;
+    );
     assert!(
         begun.elapsed() >= Duration::from_millis(400),
         "each answer has at most two messages, so there are at least ten pauses"

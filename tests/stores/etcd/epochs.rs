@@ -152,14 +152,14 @@ async fn request_in_an_ended_epoch_leaves_nothing_behind() {
     .await;
     let far = etcd::connect(&[format!("http://{}", proxy.addr)], source).await;
     let asked = tokio::spawn(async move { far.unwrap().acquire(&sku(), Acquire::new(LONG)).await });
-    eventually("the store creates another etcd lease", async || {
+    eventually!(
+        "the store creates another etcd lease",
         made.load(SeqCst) == 2
-    })
-    .await;
+    );
     assert_eq!(cluster.keys("tower-fence:lease:").await.len(), 1);
     asked.abort();
-    soon("no key is left", async || {
+    soon!(
+        "no key is left",
         cluster.keys("tower-fence:lease:").await.is_empty() && cluster.leases().await == 0
-    })
-    .await;
+    );
 }

@@ -367,10 +367,10 @@ async fn without_a_log_length_no_lease_is_granted() {
     let other = Resource::new("sku-124").unwrap();
     is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
     assert!(silent.load(Relaxed) >= 2);
-    soon("the lease is released", async || {
+    soon!(
+        "the lease is released",
         near.inspect(&other).await.unwrap().is_none()
-    })
-    .await;
+    );
     let kept = near.inspect(&sku()).await.unwrap().unwrap();
     let repeated = near.acquire(&sku(), chosen).await.unwrap();
     assert!(repeated.token > last.token && repeated.token == kept.token);

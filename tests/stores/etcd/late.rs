@@ -62,10 +62,7 @@ impl Gate {
     }
 
     async fn holds_one(&self) {
-        eventually("a message is held back", async || {
-            self.held.load(SeqCst) > 0
-        })
-        .await;
+        eventually!("a message is held back", self.held.load(SeqCst) > 0);
     }
 }
 
@@ -222,10 +219,10 @@ async fn renewal_with_a_deleted_counter_is_lost() {
     assert_eq!(read(&cluster, LEASE).await, stored);
     late.goes_on();
     is_lost(renewing.await.unwrap());
-    eventually("the etcd lease of the renewal has ended", async || {
+    eventually!(
+        "the etcd lease of the renewal has ended",
         cluster.leases().await == 2
-    })
-    .await;
+    );
 }
 
 /// The etcd lease of a key expires while the write is in transit, so another etcd lease is created.
@@ -346,10 +343,7 @@ async fn late_position_of_an_ended_request_expires() {
 
     let held = grant(&near, &sku(), LONG).await;
     let left = wait_for(&sku());
-    eventually("the write is lost", async || {
-        !lost.lock().unwrap().is_empty()
-    })
-    .await;
+    eventually!("the write is lost", !lost.lock().unwrap().is_empty());
     // The issuer waits for the answer of the write, and then tries again.
     eventually("the issuer has continued", async || {
         let held = near.inspect(&sku()).await.unwrap();

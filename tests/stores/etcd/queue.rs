@@ -181,16 +181,16 @@ async fn request_that_lost_its_position_takes_another() {
     let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
     let waiting = join(&leases, request).await;
     delete_places(&cluster).await;
-    eventually("the waiter is in the queue again", async || {
+    eventually!(
+        "the waiter is in the queue again",
         waiters(&leases).await == 1
-    })
-    .await;
+    );
     // The etcd lease of the position has ended, too, as after an outage of the process.
     cluster.revoke(PLACES).await;
-    eventually("the waiter is in the queue again", async || {
+    eventually!(
+        "the waiter is in the queue again",
         waiters(&leases).await == 1
-    })
-    .await;
+    );
     leases.release(&sku(), &first.id).await.unwrap();
     assert_eq!(granted(waiting).await.id, id);
 }
@@ -271,10 +271,7 @@ async fn queue_positions_are_kept_alive() {
         })
         .await;
         waiting.abort();
-        soon("the waiter has left the queue", async || {
-            waiters(&leases).await == 0
-        })
-        .await;
+        soon!("the waiter has left the queue", waiters(&leases).await == 0);
     }
 }
 
@@ -289,10 +286,10 @@ async fn concurrent_requests_for_one_resource_share_connections() {
     let requests: Vec<_> = (0..REQUESTS)
         .map(|_| spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG)))
         .collect();
-    eventually("all requests wait", async || {
+    eventually!(
+        "all requests wait",
         waiters(&leases).await == REQUESTS as u64
-    })
-    .await;
+    );
     assert!(proxy.connections() < 200, "{}", proxy.connections());
     requests.iter().for_each(JoinHandle::abort);
     leases.release(&sku(), &held.id).await.unwrap();
@@ -321,7 +318,7 @@ async fn watch_behind_a_compaction_restarts() {
     let far = connect(&format!("http://{}", proxy.addr), &db).await;
     let first = grant(&near, &sku(), LONG).await;
     let waiting = wait(&far, LONG).await;
-    eventually("the waiter watches", async || held.load(Relaxed) > 0).await;
+    eventually!("the waiter watches", held.load(Relaxed) > 0);
     near.release(&sku(), &first.id).await.unwrap();
     cluster.put("foreign", "").await;
     cluster.compact().await;
@@ -344,10 +341,7 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
     let gone = wait(&leases, LONG).await;
     let snapshot = cluster.save("snapshot");
     gone.abort();
-    soon("the waiter has left the queue", async || {
-        waiters(&leases).await == 0
-    })
-    .await;
+    soon!("the waiter has left the queue", waiters(&leases).await == 0);
     cluster.restore(&snapshot, "the-cluster").await;
     let positions = cluster.keys(PLACES).await;
     let is_its = |key: &str| key.starts_with("tower-fence:queue:sku-1\0");

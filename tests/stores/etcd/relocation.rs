@@ -91,7 +91,7 @@ impl Load {
     async fn move_to(&self, at: usize) {
         self.writes.store(0, SeqCst);
         self.current.store(at, SeqCst);
-        eventually("writes continue", async || self.writes.load(SeqCst) > 25).await;
+        eventually!("writes continue", self.writes.load(SeqCst) > 25);
     }
 }
 

@@ -90,7 +90,7 @@ async fn user_needs_only_its_prefix_and_renews_its_token() {
     cluster.kill_all();
     cluster.start_all();
     let renewed = async || leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
-    crate::support::eventually("etcd answers again", async || renewed().await.is_ok()).await;
+    crate::support::eventually!("etcd answers again", renewed().await.is_ok());
     cluster.change_password("locks", "p4ssw0rd").await;
     leases.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;

@@ -48,11 +48,10 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
     let all = Load::on_naive(Naive::new(&nodes.urls(), NODES), "all", &db);
     let few = Load::on_naive(Naive::new(&nodes.urls(), 2), "few", &db);
     all.more(1).await;
-    eventually(
+    eventually!(
         "two of five nodes let two clients hold a lease",
-        async || is_harmed(&few.holds()),
-    )
-    .await;
+        is_harmed(&few.holds())
+    );
     few.stop().await;
     begin(&mut nodes).await;
     let began = Instant::now();
@@ -157,10 +156,10 @@ async fn grants_stop_after_three_nodes_are_killed() {
     // The node restarts without data.
     nodes.servers[2].start_again().await;
     ours.more(5).await;
-    eventually("a lease is granted over HTTP", async || {
+    eventually!(
+        "a lease is granted over HTTP",
         Answer::to(acquire()).await.status == 201
-    })
-    .await;
+    );
     assert_eq!(harm(&ours.stop().await), None);
     few.stop().await;
 }

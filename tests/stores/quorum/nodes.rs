@@ -195,13 +195,13 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         for proxy in &proxies[..2] {
             proxy.set(Link::Whole);
         }
-        eventually("the nodes answer again", async || {
+        eventually!(
+            "the nodes answer again",
             leases
                 .renew(&sku(), &lease.id, Renew::new(LONG))
                 .await
                 .is_ok()
-        })
-        .await;
+        );
     }
     leases.release(&sku(), &lease.id).await.unwrap();
     grant(&leases, &sku(), LONG).await;

@@ -168,10 +168,10 @@ impl Scene {
     }
 
     async fn is_paused(&self) {
-        eventually("the messages are held back", async || {
+        eventually!(
+            "the messages are held back",
             self.gate.held.load(SeqCst) >= self.gate.on.len()
-        })
-        .await;
+        );
     }
 
     /// Returns the stored value of the held lease on each node.
@@ -212,10 +212,7 @@ impl Scene {
         });
         self.is_paused().await;
         tokens.push(self.next_and_released().await);
-        eventually("the lease has expired", async || {
-            self.stored().await.is_empty()
-        })
-        .await;
+        eventually!("the lease has expired", self.stored().await.is_empty());
         let holder = if repeats { id } else { fresh_id() };
         let live = self.next(&holder, LONG).await;
         tokens.push(live);

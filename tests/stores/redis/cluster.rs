@@ -199,14 +199,14 @@ async fn a_silent_shard_costs_no_waiter_of_the_others() {
     cluster.nodes[other].command(&["SCRIPT", "FLUSH"]).await;
     while !waiting.is_empty() {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        eventually("the lease is released", async || {
+        eventually!(
+            "the lease is released",
             one.release(&healthy, &last.id).await.is_ok()
                 || one
                     .inspect(&healthy)
                     .await
                     .is_ok_and(|held| held.is_none_or(|held| held.token != last.token))
-        })
-        .await;
+        );
         let next = futures_util::future::select_all(waiting);
         let (next, _, rest) = timeout(Duration::from_secs(20), next).await.unwrap();
         last = next.unwrap().expect("a waiter of another shard failed");
@@ -245,21 +245,21 @@ async fn waiters_outlive_their_master() {
         })
         .await;
         // Waiters on the other master are not affected.
-        eventually("the other master answers", async || {
+        eventually!(
+            "the other master answers",
             one.release(&elsewhere, &other_first.id).await.is_ok()
-        })
-        .await;
+        );
         let other = timeout(Duration::from_secs(8), other_waiting).await;
         let other = other.expect("a waiter elsewhere hangs").unwrap();
         assert!(other.unwrap().token > other_first.token);
 
         // The grant may have been lost with the master, but the queue was not.
-        eventually("the lease ends", async || {
+        eventually!(
+            "the lease ends",
             one.release(&sku(), &first.id).await.is_ok()
                 || one.inspect(&sku()).await.is_ok_and(|held| held.is_none())
                 || waiting.is_finished()
-        })
-        .await;
+        );
         let second = timeout(Duration::from_secs(8), waiting).await;
         match second.expect("a waiter hangs").unwrap() {
             Ok(second) => assert!(second.token > first.token),

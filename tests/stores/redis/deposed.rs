@@ -93,13 +93,13 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
     assert!(next.token > first.token);
 
     move_to(&new, &old).await;
-    eventually("the old master receives the request", async || {
+    eventually!(
+        "the old master receives the request",
         leases
             .inspect(&sku())
             .await
             .is_ok_and(|held| held.is_none())
-    })
-    .await;
+    );
     moves.send_replace(new.addr());
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, next.token);
@@ -116,10 +116,10 @@ async fn waiter_at_a_replaced_master_is_served_after_discovery() {
 
     moves.send_replace(new.addr());
     old.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
-    eventually("the new master answers", async || {
+    eventually!(
+        "the new master answers",
         leases.inspect(&sku()).await.is_ok()
-    })
-    .await;
+    );
     let served = timeout(Duration::from_secs(6), waiting).await;
     served.expect("the waiter was not served").unwrap().unwrap();
 }

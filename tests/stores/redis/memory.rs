@@ -115,10 +115,10 @@ async fn grant_waits_until_its_epoch_is_re_reported() {
     epochs.brings_back = false;
     let leases = connect(&server, epochs).await;
     is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    soon("the lease is released", async || {
+    soon!(
+        "the lease is released",
         server.command(&["EXISTS", LEASE]).await == Value::Int(0)
-    })
-    .await;
+    );
 }
 
 #[tokio::test]
@@ -160,10 +160,10 @@ async fn late_epoch_does_not_begin_on_another_counter() {
         let epochs = Gated::new(&db);
         let late = connect(&server, epochs.clone()).await;
         let waiting = spawn_acquire(&late, &sku(), Acquire::new(LONG));
-        eventually("the late issuer has its epoch", async || {
+        eventually!(
+            "the late issuer has its epoch",
             highest_epoch(&db).await == 1
-        })
-        .await;
+        );
         let other = connect(&server, db.fence()).await;
         let second = grant_and_release(&other).await;
         assert_eq!(Epoch::of(second.token), Some(Epoch::new(2).unwrap()));
@@ -172,10 +172,10 @@ async fn late_epoch_does_not_begin_on_another_counter() {
             // A third issuer replaces the counter, and never begins its epoch.
             let blank = connect(&server, Gated::new(&db)).await;
             let _never = spawn_acquire(&blank, &sku(), Acquire::new(LONG));
-            eventually("the counter is replaced", async || {
+            eventually!(
+                "the counter is replaced",
                 server.command(&["EXISTS", COUNTER]).await == redis::Value::Int(1)
-            })
-            .await;
+            );
         }
         epochs.next.add_permits(10);
         let third = waiting.await.unwrap().unwrap();

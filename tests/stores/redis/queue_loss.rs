@@ -109,10 +109,7 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
             "a token was repeated: {tokens:?}"
         );
         // The queue works again.
-        eventually("the store answers again", async || {
-            one.inspect(&sku()).await.is_ok()
-        })
-        .await;
+        eventually!("the store answers again", one.inspect(&sku()).await.is_ok());
         server.command(&["FLUSHALL"]).await;
         let first = grant(&two, &sku(), LONG).await;
         let waiting = wait(&one, LONG).await;
@@ -158,10 +155,7 @@ async fn queue_lost_during_a_wait_forms_again() {
     // Other waiters join first, and their queue hides the loss.
     let stranger = grant(&one, &sku(), LONG).await;
     let other = wait(&one, LONG).await;
-    eventually("the waiter is in the queue again", async || {
-        waiters(&one).await == 2
-    })
-    .await;
+    eventually!("the waiter is in the queue again", waiters(&one).await == 2);
     one.release(&sku(), &stranger.id).await.unwrap();
     let other = timeout(Duration::from_secs(5), other).await.unwrap();
     one.release(&sku(), &other.unwrap().unwrap().id)
