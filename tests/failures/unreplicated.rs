@@ -72,8 +72,7 @@ async fn unreplicated_writes_are_not_acknowledged() {
         leases.acquire(&leased, request).await
     };
     standby.hold_back();
-    let unknown = service.write("/sku-1", 1).await;
-    unknown.is_problem(503, "outcome-unknown");
+    service.refuses("/sku-1", 1, 503, "outcome-unknown").await;
     is_unavailable(acquire().await);
     // The client of this write disconnects before the answer.
     let commits = async || number(&primary, COMMITS).await;
@@ -84,8 +83,7 @@ async fn unreplicated_writes_are_not_acknowledged() {
     // The server ends abandoned statements after a second, but not a COMMIT.
     sleep(Duration::from_secs(2)).await;
     assert_eq!(written(&primary).await, 0);
-    let again = service.write("/sku-1", 1).await;
-    again.is_problem(503, "fence-busy");
+    service.refuses("/sku-1", 1, 503, "fence-busy").await;
     is_unavailable(acquire().await);
     assert_eq!(Answer::to(keyed(&service)).await.status, 409);
     primary.crash().await;

@@ -19,10 +19,7 @@ async fn names_are_shown_as_text_everywhere() {
     for name in HOSTILE {
         let lease = example.acquire(name, name, 600_000).await;
         assert_eq!(example.write(&lease, 1).await.status, 200);
-        example
-            .write(&lease, 2)
-            .await
-            .is_problem(412, "stale-token");
+        example.refuses(&lease, 2, 412, "stale-token").await;
     }
     in_browser(async |browser| {
         browser.goto(&example.console()).await;

@@ -67,10 +67,7 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
         assert_eq!(waiting.await.unwrap().status, 201);
     })
     .await;
-    example
-        .write(&lease, 1)
-        .await
-        .is_problem(412, "stale-token");
+    example.refuses(&lease, 1, 412, "stale-token").await;
 }
 
 async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
@@ -103,10 +100,7 @@ async fn busy_for_a_minute(example: &Example) {
                 .await;
             assert_eq!(example.write(&lease, 7).await.status, 200);
             if beat * 3 % 11 == 0 {
-                example
-                    .write(&lease, 7)
-                    .await
-                    .is_problem(412, "stale-token");
+                example.refuses(&lease, 7, 412, "stale-token").await;
             }
             example.release(&lease).await;
         }
@@ -144,10 +138,7 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
         browser
             .shows("#live-events", "worker-c waits in the queue")
             .await;
-        example
-            .write(&first, 9)
-            .await
-            .is_problem(412, "stale-token");
+        example.refuses(&first, 9, 412, "stale-token").await;
         let refusal = "#live-events [data-kind='stale']";
         browser.shows(refusal, "worker-b holds it now").await;
         let text = browser.text(refusal).await;
@@ -174,10 +165,7 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
 
         // Repeated equal events are shown as one event with a count.
         for _ in 0..40 {
-            example
-                .write(&first, 9)
-                .await
-                .is_problem(412, "stale-token");
+            example.refuses(&first, 9, 412, "stale-token").await;
         }
         browser
             .shows(&format!("{refusal} .times"), "\u{d7}41")

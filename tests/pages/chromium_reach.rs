@@ -69,10 +69,7 @@ async fn a_narrow_window_needs_no_scrolling_to_the_side() {
     let long = "W".repeat(255);
     example.acquire(&long, &long, 600_000).await;
     let (first, _) = example.late_holder("sku-1").await;
-    example
-        .write(&first, 1)
-        .await
-        .is_problem(412, "stale-token");
+    example.refuses(&first, 1, 412, "stale-token").await;
     in_browser(async |browser| {
         for width in [360, 700, 1000] {
             browser.resize(width, 740).await;
@@ -129,10 +126,7 @@ const LOWEST_CONTRAST: &str = "
 async fn page_follows_the_colour_scheme_with_enough_contrast() {
     let example = Example::start().await;
     let (first, _) = example.late_holder("sku-1").await;
-    example
-        .write(&first, 1)
-        .await
-        .is_problem(412, "stale-token");
+    example.refuses(&first, 1, 412, "stale-token").await;
     in_browser(async |browser| {
         for page in [example.console(), example.service.url("/")] {
             let mut grounds = vec![];

@@ -92,10 +92,7 @@ async fn events_arrive_in_order_with_their_explanation() {
     assert_eq!(hello["goes_on"], false);
 
     let (first, second) = example.late_holder("sku-1").await;
-    example
-        .write(&first, 1)
-        .await
-        .is_problem(412, "stale-token");
+    example.refuses(&first, 1, 412, "stale-token").await;
     assert_eq!(example.write(&second, 9).await.status, 200);
     let wait = json!({ "owner": "worker-c", "wait_ms": 20_000 });
     let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));

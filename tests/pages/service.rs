@@ -136,6 +136,11 @@ impl Example {
             .await
     }
 
+    /// Checks that a write is refused with this problem, and returns the body of the response.
+    pub async fn refuses(&self, lease: &Value, stock: u32, status: u16, name: &str) -> Value {
+        self.write(lease, stock).await.is_problem(status, name)
+    }
+
     pub async fn write_with(&self, name: &str, token: &str, stock: u32) -> Answer {
         let mut url = reqwest::Url::parse(&self.service.url("/inventory")).unwrap();
         url.path_segments_mut().unwrap().push(name);

@@ -73,16 +73,10 @@ async fn a_service_and_an_issuer_use_a_distributed_fence() {
         let new = lease.token().get();
         // Because the grant was announced, the earlier token is refused before the first write of
         // the new holder.
-        service
-            .write(&path, old)
-            .await
-            .is_problem(412, "stale-token");
+        service.refuses(&path, old, 412, "stale-token").await;
         let taken = service.write(&path, new).await;
         assert_eq!((taken.status, taken.text), (200, (STOCK - 1).to_string()));
-        service
-            .write(&path, new)
-            .await
-            .is_problem(412, "stale-token");
+        service.refuses(&path, new, 412, "stale-token").await;
         // The record of the idempotency key is on the coordinator.
         let keyed = || {
             let request = service.post(&path).header("Fencing-Token", new + 1);

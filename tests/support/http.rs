@@ -57,6 +57,17 @@ impl Server {
         Answer::to(request).await
     }
 
+    /// Checks that a write is refused with this problem, and returns the body of the response.
+    pub async fn refuses(
+        &self,
+        path: &str,
+        token: impl ToString,
+        status: u16,
+        name: &str,
+    ) -> Value {
+        self.write(path, token).await.is_problem(status, name)
+    }
+
     /// Starts an issuer under `/locks`.
     pub async fn issuer<L: LeaseAdmin + Clone>(leases: L) -> Self {
         Self::start(Router::new().nest("/locks", issuer::router(leases))).await

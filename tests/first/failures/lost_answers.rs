@@ -73,12 +73,11 @@ async fn lost_answer_is_an_unknown_outcome() {
     assert_eq!(server.write("/a", 1).await.status, 200);
 
     cut.store(BEFORE_THE_ANSWER, Relaxed);
-    let answer = server.write("/a", 2).await;
-    answer.is_problem(503, "outcome-unknown");
+    server.refuses("/a", 2, 503, "outcome-unknown").await;
     cut.store(NOWHERE, Relaxed);
     // The first request was committed. A retry finds its token used, so no write is applied twice.
     assert_eq!(db.entries().await, 2);
-    server.write("/a", 2).await.is_problem(412, "stale-token");
+    server.refuses("/a", 2, 412, "stale-token").await;
     assert_eq!(server.write("/a", 3).await.status, 200);
     assert_eq!(db.entries().await, 3);
 }
@@ -117,10 +116,7 @@ async fn unknown_outcome_of_a_handler_is_reported() {
     let server = Server::start(app).await;
     for (n, path) in (1..).zip(["/a/written", "/a/deferred", "/a/slow"]) {
         cut.store(BEFORE_THE_ANSWER, Relaxed);
-        server
-            .write(path, n)
-            .await
-            .is_problem(503, "outcome-unknown");
+        server.refuses(path, n, 503, "outcome-unknown").await;
         cut.store(NOWHERE, Relaxed);
         assert_eq!(db.entries().await, n, "{path}");
     }

@@ -94,7 +94,6 @@ async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
             PathParam("r"),
         ));
     let server = Server::start(app).await;
-    let refused = server.write("/r", 1).await;
-    refused.is_problem(503, "store-unavailable");
+    server.refuses("/r", 1, 503, "store-unavailable").await;
     assert_eq!(server.write("/r", 2).await.status, 200);
 }

@@ -178,8 +178,7 @@ async fn statement_without_a_row_keeps_its_token_and_refuses_older<DB: TestDatab
         assert_eq!(server.write("/r/no-row", 5).await.status, 409);
         assert_eq!(max_token(&db).await, Some(4));
     }
-    let problem = server.write("/r/insert", 4).await;
-    problem.is_problem(412, "stale-token");
+    server.refuses("/r/insert", 4, 412, "stale-token").await;
     assert_eq!(server.write("/r/insert", 5).await.status, 200);
 }
 
@@ -210,8 +209,7 @@ async fn transaction_begun_by_the_handler_belongs_to_the_layer<DB: TestDatabase>
     assert_eq!(server.write("/r/begin", 5).await.text, "begun");
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
     for server in [&server, &start(&db).await] {
-        let answer = server.write("/r/begin", 5).await;
-        answer.is_problem(412, "stale-token");
+        server.refuses("/r/begin", 5, 412, "stale-token").await;
     }
     assert_eq!(db.entries().await, 1);
 }
@@ -228,8 +226,7 @@ async fn failed_statement_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     for what in ["/r/invalid", "/r/invalid-swallowed"] {
-        let answer = server.write(what, 5).await;
-        answer.is_problem(500, "transaction-aborted");
+        server.refuses(what, 5, 500, "transaction-aborted").await;
         assert_eq!(max_token(&db).await, Some(4));
     }
     assert_eq!(server.write("/r/insert", 5).await.status, 200);
@@ -238,8 +235,9 @@ async fn failed_statement_refuses_older_tokens<DB: TestDatabase>() {
 async fn statement_independent_of_the_fence_never_writes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    let answer = server.write("/r/independent", 5).await;
-    answer.is_problem(500, "misconfigured");
+    server
+        .refuses("/r/independent", 5, 500, "misconfigured")
+        .await;
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
 }
 
@@ -247,8 +245,9 @@ async fn failed_commit_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     for _ in 0..2 {
-        let answer = server.write("/r/defer", 5).await;
-        answer.is_problem(500, "transaction-aborted");
+        server
+            .refuses("/r/defer", 5, 500, "transaction-aborted")
+            .await;
         assert_eq!(max_token(&db).await, Some(4));
         assert_eq!(db.number("SELECT count(*) FROM child").await, 0);
     }
@@ -264,8 +263,9 @@ async fn committed_write_stays_whatever_the_handler_answers<DB: TestDatabase>() 
 async fn second_use_of_a_pending_write_is_refused<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    let answer = server.write("/r/twice", 5).await;
-    answer.is_problem(500, "transaction-escaped");
+    server
+        .refuses("/r/twice", 5, 500, "transaction-escaped")
+        .await;
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
     // A repeated call of the handler does not continue the transaction of the first call.
     assert_eq!(server.write("/r/begin-twice", 6).await.status, 409);
@@ -275,8 +275,7 @@ async fn write_that_escapes_the_handler_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let go_on = Arc::<Notify>::default();
     let server = Server::start(app(db.fence(), go_on.clone())).await;
-    let answer = server.write("/r/spawn", 5).await;
-    answer.is_problem(500, "misconfigured");
+    server.refuses("/r/spawn", 5, 500, "misconfigured").await;
     go_on.notify_one();
     tokio::time::sleep(Duration::from_millis(50)).await;
     go_on.notified().await;

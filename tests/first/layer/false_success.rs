@@ -23,9 +23,8 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     let plan = Plan::default();
     let server = Server::start(app(fence, plan.clone())).await;
     server
-        .write("/a/spawn", 5)
-        .await
-        .is_problem(500, "transaction-escaped");
+        .refuses("/a/spawn", 5, 500, "transaction-escaped")
+        .await;
     // The task continues only now, and its commit is refused.
     plan.done.notify_one();
     let refused = timeout(Duration::from_secs(10), plan.done.notified());
@@ -47,9 +46,8 @@ async fn transaction_in_the_response_body_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;
     server
-        .write("/a/stream", 5)
-        .await
-        .is_problem(500, "transaction-escaped");
+        .refuses("/a/stream", 5, 500, "transaction-escaped")
+        .await;
     nothing_but_the_fence_has_moved(&db, &server).await;
 }
 
@@ -58,8 +56,7 @@ async fn transaction_that_cannot_commit_is_not_a_success<DB: TestDatabase>() {
     for path in ["/a/defer", "/a/forget"] {
         let db = DB::fresh(2).await;
         let server = start(&db).await;
-        let answer = server.write(path, 5).await;
-        answer.is_problem(500, "transaction-aborted");
+        server.refuses(path, 5, 500, "transaction-aborted").await;
         nothing_but_the_fence_has_moved(&db, &server).await;
     }
 }

@@ -148,10 +148,7 @@ pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
 pub async fn nothing_but_the_fence_has_moved<DB: TestDatabase>(db: &Fresh<DB>, server: &Server) {
     assert_eq!(max_token(db).await, Some(4));
     assert_eq!(db.entries().await, 0);
-    server
-        .write("/a/add", 4)
-        .await
-        .is_problem(412, "stale-token");
+    server.refuses("/a/add", 4, 412, "stale-token").await;
     assert_eq!(server.write("/a/add", 5).await.status, 200);
     assert_eq!(db.entries().await, 1);
 }

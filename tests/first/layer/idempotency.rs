@@ -31,8 +31,7 @@ async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase
     is_call(&first, 1, false);
     assert!(first.headers.contains_key("set-cookie"));
     // From here on, this process has cached that the token is stale.
-    let bare = server.write("/a/add", 5).await;
-    bare.is_problem(412, "stale-token");
+    server.refuses("/a/add", 5, 412, "stale-token").await;
     // The request is repeated with the used token, with a superseded one, and with a newer one.
     for token in [5, 4, 6] {
         let again = write(&server, "/a/add", token, "k").await;
@@ -148,8 +147,9 @@ async fn each_wrong_key_has_its_answer<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let plan = Plan::new(0, 1_000);
     let server = start_with(db.fence(), Idempotency::required(), &plan).await;
-    let bare = server.write("/a/add", 5).await;
-    bare.is_problem(400, "idempotency-key-required");
+    server
+        .refuses("/a/add", 5, 400, "idempotency-key-required")
+        .await;
     let write = || server.post("/a/add").header("Fencing-Token", "5");
     for wrong in [
         "",
@@ -179,8 +179,7 @@ async fn write_without_a_key_is_unaffected<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/add", 5).await.status, 201);
-    let again = server.write("/a/add", 5).await;
-    again.is_problem(412, "stale-token");
+    server.refuses("/a/add", 5, 412, "stale-token").await;
     assert_eq!(server.write("/a/long", 6).await.text.len(), 101);
     assert_eq!(records(&db).await, 0);
     // With a key, the handler still gets the complete body.

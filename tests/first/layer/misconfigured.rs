@@ -220,7 +220,6 @@ async fn wrong_arguments_of_a_handler_keep_its_connection() {
     let server = Server::start(app).await;
     let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;
     let before = backend().await;
-    let answer = server.write("/r", 5).await;
-    answer.is_problem(500, "transaction-aborted");
+    server.refuses("/r", 5, 500, "transaction-aborted").await;
     assert_eq!(backend().await, before);
 }

@@ -36,23 +36,16 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
         .layer(layer.clone());
     let server = Server::start(app.clone()).await;
     assert_eq!(server.write("/a/plain", 1).await.text, "plain");
+    server.refuses("/a/plain", 1, 412, "stale-token").await;
     server
-        .write("/a/plain", 1)
-        .await
-        .is_problem(412, "stale-token");
-    server
-        .write("/no/such/route", 1)
-        .await
-        .is_problem(404, "unknown-route");
+        .refuses("/no/such/route", 1, 404, "unknown-route")
+        .await;
     Answer::to(server.post("/no/such/route"))
         .await
         .is_problem(404, "unknown-route");
     assert_eq!(Answer::to(server.get("/no/such/route")).await.status, 404);
     // A route without the parameter is a configuration error.
-    server
-        .write("/fixed", 1)
-        .await
-        .is_problem(500, "misconfigured");
+    server.refuses("/fixed", 1, 500, "misconfigured").await;
     assert_eq!(Answer::to(server.get("/fixed")).await.text, "fixed");
 
     // Outside the router, the layer cannot determine the route, so it refuses the write instead of
@@ -73,10 +66,7 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
 async fn handler_without_a_layer_logs_what_is_missing<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    let problem = server
-        .write("/unfenced", 1)
-        .await
-        .is_problem(500, "misconfigured");
+    let problem = server.refuses("/unfenced", 1, 500, "misconfigured").await;
     assert!(
         problem["detail"]
             .as_str()
@@ -113,10 +103,7 @@ async fn two_layers_are_a_configuration_error<DB: TestDatabase>() {
         .route_layer(layer.clone())
         .route_layer(layer);
     let server = Server::start(app).await;
-    server
-        .write("/a/plain", 5)
-        .await
-        .is_problem(500, "misconfigured");
+    server.refuses("/a/plain", 5, 500, "misconfigured").await;
     assert_eq!(max_token(&db).await, Some(4));
 }
 

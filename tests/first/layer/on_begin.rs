@@ -230,8 +230,7 @@ async fn the_hold_limit_bounds_hook_and_handler_together() {
         start(Duration::from_secs(1)).await,
         start(Duration::from_secs(60)).await,
     );
-    let answer = strict.write("/r", 5).await;
-    answer.is_problem(503, "handler-timeout");
+    strict.refuses("/r", 5, 503, "handler-timeout").await;
     assert_eq!(ample.write("/r", 6).await.status, 200);
 }
 
@@ -252,7 +251,6 @@ async fn request_is_refused_if_its_hook_ends_the_transaction() {
     };
     let app = Router::new().route("/{r}", post(insert)).route_layer(layer);
     let server = Server::start(app).await;
-    let answer = server.write("/a", 7).await;
-    answer.is_problem(500, "transaction-aborted");
+    server.refuses("/a", 7, 500, "transaction-aborted").await;
     assert_eq!(db.entries().await, 0);
 }

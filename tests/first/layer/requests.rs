@@ -37,10 +37,7 @@ async fn each_wrong_token_has_its_answer<DB: TestDatabase>() {
             .request(method.parse().unwrap(), server.url("/a/plain"));
         Answer::to(request).await.is_problem(428, "token-required");
     }
-    server
-        .write("/a/plain", "")
-        .await
-        .is_problem(428, "token-required");
+    server.refuses("/a/plain", "", 428, "token-required").await;
     for wrong in [
         "x",
         "0",
@@ -60,9 +57,8 @@ async fn each_wrong_token_has_its_answer<DB: TestDatabase>() {
         "1;resource=\"a\", 2;resource=\"b\"",
     ] {
         server
-            .write("/a/plain", wrong)
-            .await
-            .is_problem(400, "malformed-token");
+            .refuses("/a/plain", wrong, 400, "malformed-token")
+            .await;
     }
     for wrong in [&b"1\xff"[..], b"\xc3\xa9"] {
         let value = HeaderValue::from_bytes(wrong).unwrap();
@@ -85,9 +81,8 @@ async fn each_wrong_token_has_its_answer<DB: TestDatabase>() {
         "1;resource=%\"%c3%a9\"",
     ] {
         server
-            .write("/a/plain", wrong)
-            .await
-            .is_problem(403, "wrong-resource");
+            .refuses("/a/plain", wrong, 403, "wrong-resource")
+            .await;
     }
     // None of these requests has raised the fence.
     assert_eq!(max_token(&db).await, None);
@@ -191,10 +186,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
         "/path/%FF",
         &format!("/path/{}", "x".repeat(256)),
     ] {
-        let problem = server
-            .write(path, 1)
-            .await
-            .is_problem(422, "invalid-request");
+        let problem = server.refuses(path, 1, 422, "invalid-request").await;
         assert_eq!(problem["field"], "resource");
     }
     let header = || server.post("/header").header("Fencing-Token", "1");
@@ -210,10 +202,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
         assert_eq!(problem["field"], "resource");
     }
     assert_eq!(server.write("/query?x=1", 1).await.text, "x=1");
-    server
-        .write("/query", 1)
-        .await
-        .is_problem(422, "invalid-request");
+    server.refuses("/query", 1, 422, "invalid-request").await;
 }
 
 async fn read_that_requires_a_token_is_refused_without_one<DB: TestDatabase>() {

@@ -112,10 +112,7 @@ async fn one_stale_token_refuses_the_write_and_is_named<DB: TestDatabase>() {
     assert_eq!(server.write("/a/b/add", field(5, 50)).await.status, 200);
     for (a, b, name, presented, max) in [(6, 50, "b", 50, 50), (4, 60, "a", 4, 5)] {
         for path in ["/a/b/add", "/b/a/add"] {
-            let problem = server
-                .write(path, field(a, b))
-                .await
-                .is_problem(412, "stale-token");
+            let problem = server.refuses(path, field(a, b), 412, "stale-token").await;
             assert_eq!(problem["resource"], name);
             assert_eq!(problem["presented_token"], presented);
             assert_eq!(problem["max_token"], max);

@@ -109,13 +109,13 @@ async fn timed_out_handler_is_answered_with_its_transaction_outcome() {
         ("/b/fail", 503, "handler-timeout"),
         ("/c/spawn", 500, "transaction-escaped"),
     ] {
-        server.write(path, 5).await.is_problem(status, problem);
+        server.refuses(path, 5, status, problem).await;
     }
     assert_eq!(db.entries().await, 1);
     // Older tokens are stale. The token of a write that was not committed is still usable.
     for (resource, status) in [("a", 412), ("b", 200), ("c", 200)] {
         let path = format!("/{resource}/plain");
-        server.write(&path, 4).await.is_problem(412, "stale-token");
+        server.refuses(&path, 4, 412, "stale-token").await;
         assert_eq!(server.write(&path, 5).await.status, status, "{resource}");
     }
 }
@@ -132,8 +132,7 @@ async fn commit_running_at_the_timeout_is_an_unknown_outcome() {
         let db = Postgres::fresh(3).await;
         sqlx::raw_sql(slow).execute(&db.pool).await.unwrap();
         let server = start_ended(&db, lock_timeout).await;
-        let answer = server.write("/a/commit", 5).await;
-        answer.is_problem(503, "outcome-unknown");
+        server.refuses("/a/commit", 5, 503, "outcome-unknown").await;
     }
 }
 
@@ -144,12 +143,12 @@ async fn timed_out_handler_keeps_its_connection() {
     let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;
     let before = backend().await;
     for token in [5, 6, 7] {
-        let answer = server.write("/r/wait", token).await;
-        answer.is_problem(503, "handler-timeout");
+        server
+            .refuses("/r/wait", token, 503, "handler-timeout")
+            .await;
         assert_eq!(backend().await, before);
     }
     assert_eq!(db.entries().await, 0);
-    let stale = server.write("/r/plain", 6).await;
-    stale.is_problem(412, "stale-token");
+    server.refuses("/r/plain", 6, 412, "stale-token").await;
     assert_eq!(server.write("/r/plain", 7).await.status, 200);
 }

@@ -29,10 +29,7 @@ async fn write_commits_with_the_fence_and_stale_write_is_refused<DB: TestDatabas
     let answer = server.write("/a/add", 2).await;
     assert_eq!((answer.status, answer.text.as_str()), (200, "2"));
     for token in [1, 2] {
-        let problem = server
-            .write("/a/add", token)
-            .await
-            .is_problem(412, "stale-token");
+        let problem = server.refuses("/a/add", token, 412, "stale-token").await;
         assert_eq!(problem["resource"], "a");
         assert_eq!(problem["presented_token"], token);
         assert_eq!(problem["max_token"], 2);
@@ -68,10 +65,7 @@ async fn timed_out_handler_is_ended_and_refuses_older_tokens<DB: TestDatabase>()
     assert_eq!(answer.headers["retry-after"], "1");
     nothing_but_the_fence_has_moved(&db, &server).await;
     // If the handler has already committed, the answer does not claim that nothing was written.
-    server
-        .write("/a/linger", 6)
-        .await
-        .is_problem(503, "outcome-unknown");
+    server.refuses("/a/linger", 6, 503, "outcome-unknown").await;
     assert_eq!(db.entries().await, 2);
 }
 
