@@ -119,32 +119,14 @@ async fn unreachable_member_is_a_note_if_enough_others_answer() {
     let redis_cluster = format!("{gone} {}", shared_cluster_url());
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let redis = |mode, urls| vec!["--redis-mode", mode, "--redis-url", urls];
-    for (options, subject, found, status) in [
-        (
-            vec!["--etcd-url", &etcd],
-            "etcd",
-            vec!["note", "ok", "ok"],
-            0,
-        ),
-        (
-            redis("quorum", &majority),
-            "redis",
-            vec!["ok", "ok", "note"],
-            0,
-        ),
-        (
-            redis("quorum", &minority),
-            "redis",
-            vec!["ok", "problem", "problem"],
-            78,
-        ),
-        (
-            redis("cluster", &redis_cluster),
-            "redis",
-            vec!["note", "ok"],
-            0,
-        ),
-    ] {
+    #[rustfmt::skip]
+    let rows = [
+        (vec!["--etcd-url", &etcd], "etcd", vec!["note", "ok", "ok"], 0),
+        (redis("quorum", &majority), "redis", vec!["ok", "ok", "note"], 0),
+        (redis("quorum", &minority), "redis", vec!["ok", "problem", "problem"], 78),
+        (redis("cluster", &redis_cluster), "redis", vec!["note", "ok"], 0),
+    ];
+    for (options, subject, found, status) in rows {
         let arguments = [vec!["check", "--json"], options].concat();
         let mut checked = run(&arguments, &variables).await;
         // A node of a busy machine may answer too late.

@@ -200,24 +200,14 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     becomes(&server, 200).await;
     let send = async |command: &str| redis.command(&command.split(' ').collect::<Vec<_>>()).await;
-    for (fault, reason, end) in [
+    #[rustfmt::skip]
+    let rows = [
         ("CONFIG SET maxmemory 1", "OOM", "CONFIG SET maxmemory 0"),
-        (
-            "CONFIG SET min-replicas-to-write 1",
-            "NOREPLICAS",
-            "CONFIG SET min-replicas-to-write 0",
-        ),
-        (
-            "REPLICAOF 127.0.0.1 1",
-            "read only replica",
-            "REPLICAOF NO ONE",
-        ),
-        (
-            "ACL SETUSER default -set",
-            "script",
-            "ACL SETUSER default +set",
-        ),
-    ] {
+        ("CONFIG SET min-replicas-to-write 1", "NOREPLICAS", "CONFIG SET min-replicas-to-write 0"),
+        ("REPLICAOF 127.0.0.1 1", "read only replica", "REPLICAOF NO ONE"),
+        ("ACL SETUSER default -set", "script", "ACL SETUSER default +set"),
+    ];
+    for (fault, reason, end) in rows {
         send(fault).await;
         names(&server, "leases", reason).await;
         send(end).await;

@@ -83,37 +83,15 @@ async fn the_master_of_sentinels_may_have_secrets() {
     );
     let own = format!("requirepass {SENTINEL}");
     let third = ["--redis-master-database", "3"];
-    for (redis, lines, has_own, more, database) in [
+    #[rustfmt::skip]
+    let rows = [
         // A password for the master only, and one for both the master and the sentinel.
-        (
-            &["--requirepass", MASTER][..],
-            vec![&*for_master],
-            false,
-            vec![],
-            0,
-        ),
-        (
-            &["--requirepass", MASTER],
-            vec![&for_master, &own],
-            true,
-            vec![],
-            0,
-        ),
-        (
-            &user,
-            vec![&for_master, for_user],
-            false,
-            as_user.to_vec(),
-            0,
-        ),
-        (
-            &["--requirepass", MASTER],
-            vec![&for_master, &own],
-            true,
-            third.to_vec(),
-            3,
-        ),
-    ] {
+        (&["--requirepass", MASTER][..], vec![&*for_master], false, vec![], 0),
+        (&["--requirepass", MASTER], vec![&for_master, &own], true, vec![], 0),
+        (&user, vec![&for_master, for_user], false, as_user.to_vec(), 0),
+        (&["--requirepass", MASTER], vec![&for_master, &own], true, third.to_vec(), 3),
+    ];
+    for (redis, lines, has_own, more, database) in rows {
         let (db, redis) = (Postgres::fresh(4).await, RedisServer::start(redis).await);
         let port = free_port();
         let listens = format!("port {port}");
@@ -152,74 +130,28 @@ async fn settings_of_redis_without_effect_are_refused() {
     let (password, empty) = (file(MASTER), file(""));
     let url = ("TOWER_FENCE_REDIS_URL", "redis://:hunter2@127.0.0.1:1");
     let database = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
-    for (arguments, says) in [
-        (
-            vec!["--redis-master-password-file", path(&password)],
-            "for sentinel mode",
-        ),
+    #[rustfmt::skip]
+    let rows = [
+        (vec!["--redis-master-password-file", path(&password)], "for sentinel mode"),
         (vec!["--redis-master-database", "3"], "for sentinel mode"),
         (vec!["--redis-master-tls"], "for sentinel mode"),
         (vec!["--redis-ca-file", name(&authority)], "rediss://"),
-        (
-            vec![
-                "--redis-mode",
-                "sentinel",
-                "--redis-ca-file",
-                name(&authority),
-            ],
-            "rediss://",
-        ),
-        (
-            vec![
-                "--redis-mode",
-                "cluster",
-                "--redis-ca-file",
-                name(&authority),
-            ],
-            "rediss://",
-        ),
-        (
-            vec![
-                "--redis-mode",
-                "quorum",
-                "--redis-ca-file",
-                name(&authority),
-            ],
-            "without TLS",
-        ),
-        (
-            vec!["--redis-ca-file", path(&empty)],
-            "it contains no certificate",
-        ),
+        (vec!["--redis-mode", "sentinel", "--redis-ca-file", name(&authority)], "rediss://"),
+        (vec!["--redis-mode", "cluster", "--redis-ca-file", name(&authority)], "rediss://"),
+        (vec!["--redis-mode", "quorum", "--redis-ca-file", name(&authority)], "without TLS"),
+        (vec!["--redis-ca-file", path(&empty)], "it contains no certificate"),
         (vec!["--redis-ca-file", "/none"], "cannot read /none"),
         (
-            vec![
-                "--redis-mode",
-                "sentinel",
-                "--redis-master-username",
-                "locks",
-            ],
+            vec!["--redis-mode", "sentinel", "--redis-master-username", "locks"],
             "requires a password",
         ),
         (
-            vec![
-                "--redis-cert-file",
-                name(&cert),
-                "--redis-key-file",
-                name(&cert),
-            ],
+            vec!["--redis-cert-file", name(&cert), "--redis-key-file", name(&cert)],
             "it contains no private key",
         ),
-        (
-            vec![
-                "--redis-cert-file",
-                name(&cert),
-                "--redis-key-file",
-                name(&key),
-            ],
-            "with its key",
-        ),
-    ] {
+        (vec!["--redis-cert-file", name(&cert), "--redis-key-file", name(&key)], "with its key"),
+    ];
+    for (arguments, says) in rows {
         let arguments = [&["serve", "--listen", "127.0.0.1:0"][..], &arguments].concat();
         let refused = run(&arguments, &[url, database]).await;
         refused.is(78).says(says);

@@ -244,162 +244,70 @@ async fn tokens_are_signed_if_a_key_is_set() {
 
 #[tokio::test]
 async fn invalid_configuration_is_refused_before_the_server_listens() {
-    let good = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
+    let database = |text| ("TOWER_FENCE_DATABASE_URL", text);
+    let good = database("postgres://127.0.0.1:1/shop");
     let redis = |text| ("TOWER_FENCE_REDIS_URL", text);
-    for (arguments, variables, status, why) in [
+    let password = ("TOWER_FENCE_ETCD_PASSWORD", "hunter2");
+    #[rustfmt::skip]
+    let rows = [
         (vec![], vec![], 78, "set TOWER_FENCE_DATABASE_URL"),
+        (vec![], vec![database("mysql://a/b")], 78, "must begin with postgres://"),
+        (vec![], vec![database("postgres://a:b:c/d")], 78, "invalid database URL"),
+        (vec!["--redis-mode", "cluster"], vec![good], 78, "set TOWER_FENCE_REDIS_URL"),
+        (vec![], vec![good, redis("redis://a redis://b")], 78, "TOWER_FENCE_REDIS_MODE"),
         (
-            vec![],
-            vec![("TOWER_FENCE_DATABASE_URL", "mysql://a/b")],
-            78,
-            "must begin with postgres://",
-        ),
-        (
-            vec![],
-            vec![("TOWER_FENCE_DATABASE_URL", "postgres://a:b:c/d")],
-            78,
-            "invalid database URL",
-        ),
-        (
-            vec!["--redis-mode", "cluster"],
-            vec![good],
-            78,
-            "set TOWER_FENCE_REDIS_URL",
-        ),
-        (
-            vec![],
-            vec![good, redis("redis://a redis://b")],
-            78,
-            "TOWER_FENCE_REDIS_MODE",
-        ),
-        (
-            vec!["--redis-mode", "quorum"],
-            vec![good, redis("redis://a redis://b")],
-            78,
+            vec!["--redis-mode", "quorum"], vec![good, redis("redis://a redis://b")], 78,
             "an odd number of nodes from 3 to 15",
         ),
         (vec![], vec![good, redis("http://a")], 78, "invalid Redis"),
         (
-            vec!["--redis-key-prefix", "{a}"],
-            vec![good, redis("redis://a")],
-            78,
+            vec!["--redis-key-prefix", "{a}"], vec![good, redis("redis://a")], 78,
             "must not contain braces",
         ),
+        (vec!["--etcd-url", "http://a"], vec![good, redis("redis://a")], 78, "both Redis and etcd"),
         (
-            vec!["--etcd-url", "http://a"],
-            vec![good, redis("redis://a")],
-            78,
-            "both Redis and etcd",
-        ),
-        (
-            vec![],
-            vec![good, ("TOWER_FENCE_ETCD_URL", "http://me:hunter2@a")],
-            78,
+            vec![], vec![good, ("TOWER_FENCE_ETCD_URL", "http://me:hunter2@a")], 78,
             "TOWER_FENCE_ETCD_PASSWORD",
         ),
         (
-            vec!["--etcd-url", "http://a", "--etcd-username", "me"],
-            vec![good],
-            78,
+            vec!["--etcd-url", "http://a", "--etcd-username", "me"], vec![good], 78,
             "without a password",
         ),
+        (vec!["--etcd-url", "http://a"], vec![good, password], 78, "without a user"),
+        (vec!["--etcd-username", "me"], vec![good], 78, "set TOWER_FENCE_ETCD_URL"),
+        (vec!["--etcd-key-prefix", "a"], vec![good], 78, "set TOWER_FENCE_ETCD_URL"),
         (
-            vec!["--etcd-url", "http://a"],
-            vec![good, ("TOWER_FENCE_ETCD_PASSWORD", "hunter2")],
-            78,
-            "without a user",
-        ),
-        (
-            vec!["--etcd-username", "me"],
-            vec![good],
-            78,
-            "set TOWER_FENCE_ETCD_URL",
-        ),
-        (
-            vec!["--etcd-key-prefix", "a"],
-            vec![good],
-            78,
-            "set TOWER_FENCE_ETCD_URL",
-        ),
-        (
-            vec!["--redis-mode", "sentinel"],
-            vec![good, redis("redis://a rediss://b")],
-            78,
+            vec!["--redis-mode", "sentinel"], vec![good, redis("redis://a rediss://b")], 78,
             "either all sentinels must use TLS, or none",
         ),
+        (vec![], vec![good, password], 78, "set TOWER_FENCE_ETCD_URL"),
+        (vec!["--redis-ca-file", "a"], vec![good, redis("")], 78, "set TOWER_FENCE_REDIS_URL"),
+        (vec!["--redis-key-prefix", "a"], vec![good], 78, "set TOWER_FENCE_REDIS_URL"),
+        (vec!["--etcd-url", "ftp://a"], vec![good], 78, "invalid etcd"),
         (
-            vec![],
-            vec![good, ("TOWER_FENCE_ETCD_PASSWORD", "hunter2")],
-            78,
-            "set TOWER_FENCE_ETCD_URL",
-        ),
-        (
-            vec!["--redis-ca-file", "a"],
-            vec![good, redis("")],
-            78,
-            "set TOWER_FENCE_REDIS_URL",
-        ),
-        (
-            vec!["--redis-key-prefix", "a"],
-            vec![good],
-            78,
-            "set TOWER_FENCE_REDIS_URL",
-        ),
-        (
-            vec!["--etcd-url", "ftp://a"],
-            vec![good],
-            78,
-            "invalid etcd",
-        ),
-        (
-            vec!["--redis-url", "redis://a", "--redis-url-file", "b"],
-            vec![good],
-            78,
+            vec!["--redis-url", "redis://a", "--redis-url-file", "b"], vec![good], 78,
             "set only one of them",
         ),
         (vec!["--ttl", "11m"], vec![good], 78, "--max-ttl"),
         (vec!["--ttl", "30"], vec![good], 64, "500ms, 30s, 5m, 2h"),
-        (
-            vec!["--idle-timeout", "400000000000years"],
-            vec![good],
-            64,
-            "at most 100 years",
-        ),
-        (
-            vec!["--client-timeout", "0s"],
-            vec![good],
-            64,
-            "must be above 0",
-        ),
+        (vec!["--idle-timeout", "400000000000years"], vec![good], 64, "at most 100 years"),
+        (vec!["--client-timeout", "0s"], vec![good], 64, "must be above 0"),
         (vec!["--listen", "4120"], vec![good], 78, "127.0.0.1:4120"),
-        (
-            vec!["--listen", "http://localhost:4120"],
-            vec![good],
-            78,
-            "127.0.0.1:4120",
-        ),
+        (vec!["--listen", "http://localhost:4120"], vec![good], 78, "127.0.0.1:4120"),
         // The name server may answer later.
         (
-            vec!["--listen", "no-such-host.invalid:4120"],
-            vec![good],
-            69,
+            vec!["--listen", "no-such-host.invalid:4120"], vec![good], 69,
             "cannot listen on no-such-host.invalid:4120: ",
         ),
         (vec!["--log", "a=b=c"], vec![good], 78, "log filter"),
-        (
-            vec!["--tls-cert-file", "a"],
-            vec![good],
-            64,
-            "--tls-key-file",
-        ),
+        (vec!["--tls-cert-file", "a"], vec![good], 64, "--tls-key-file"),
         (vec!["--secret", "hunter2"], vec![good], 64, "--secret"),
         (
-            vec!["--database-connections", "0"],
-            vec![good],
-            64,
+            vec!["--database-connections", "0"], vec![good], 64,
             "--database-connections (TOWER_FENCE_DATABASE_CONNECTIONS): it must be in 1..",
         ),
-    ] {
+    ];
+    for (arguments, variables, status, why) in rows {
         let arguments = [vec!["serve"], arguments].concat();
         let refused = run(&arguments, &variables).await;
         refused.is(status).says(why);

@@ -218,20 +218,13 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
              SELECT create_distributed_table('numbers', 'n')",
         )
         .await;
-    for (sql, reason) in [
-        (
-            "SELECT tower_fence.distribute('local')",
-            "is not distributed by a column",
-        ),
-        (
-            "SELECT tower_fence.distribute('numbers')",
-            "distributed by n of type bigint",
-        ),
-        (
-            "SELECT tower_fence.protect('inventory', '{sku}')",
-            "in the metadata of Citus",
-        ),
-    ] {
+    #[rustfmt::skip]
+    let rows = [
+        ("SELECT tower_fence.distribute('local')", "is not distributed by a column"),
+        ("SELECT tower_fence.distribute('numbers')", "distributed by n of type bigint"),
+        ("SELECT tower_fence.protect('inventory', '{sku}')", "in the metadata of Citus"),
+    ];
+    for (sql, reason) in rows {
         let refused = refusal(sql).await;
         assert!(refused.contains(reason), "{sql}: {refused}");
     }

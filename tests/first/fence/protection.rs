@@ -64,6 +64,7 @@ pub fn is_unfenced(outcome: Result<(), Refused>, table: &str, resource: &str) {
 }
 
 /// Statements on `{t}`, each with the resources of the rows that it writes.
+#[rustfmt::skip]
 const WRITES: &[(&str, &str)] = &[
     ("INSERT INTO {t} VALUES (9, 'a', 1)", "a"),
     ("INSERT INTO {t} VALUES (9, 'a', 1), (10, 'b', 1)", "a b"),
@@ -75,25 +76,16 @@ const WRITES: &[(&str, &str)] = &[
     // Rows move from one resource to another, within one partition and between two partitions.
     ("UPDATE {t} SET sku = 'b' WHERE id = 1", "a b"),
     ("UPDATE {t} SET sku = 'd' WHERE id = 4", "c d"),
-    (
-        "UPDATE {t} SET sku = CASE sku WHEN 'a' THEN 'b' ELSE 'a' END WHERE sku < 'c'",
-        "a b",
-    ),
+    ("UPDATE {t} SET sku = CASE sku WHEN 'a' THEN 'b' ELSE 'a' END WHERE sku < 'c'", "a b"),
     ("DELETE FROM {t} WHERE id = 3", "b"),
     ("DELETE FROM {t}", "a b c"),
     ("TRUNCATE {t}", "a b c"),
-    (
-        "INSERT INTO {t} VALUES (1, 'a', 7) ON CONFLICT (id, sku) DO UPDATE SET n = 7",
-        "a",
-    ),
+    ("INSERT INTO {t} VALUES (1, 'a', 7) ON CONFLICT (id, sku) DO UPDATE SET n = 7", "a"),
     (
         "INSERT INTO {t} VALUES (1, 'a', 7), (9, 'b', 7) ON CONFLICT (id, sku) DO UPDATE SET n = 7",
         "a b",
     ),
-    (
-        "INSERT INTO {t} VALUES (1, 'a', 7) ON CONFLICT (id, sku) DO UPDATE SET sku = 'b'",
-        "a b",
-    ),
+    ("INSERT INTO {t} VALUES (1, 'a', 7) ON CONFLICT (id, sku) DO UPDATE SET sku = 'b'", "a b"),
     (
         "MERGE INTO {t} AS t USING (VALUES (1, 'a'), (8, 'c')) AS s (id, sku) ON t.id = s.id \
          WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.sku, 0)",
@@ -104,10 +96,7 @@ const WRITES: &[(&str, &str)] = &[
         "a b",
     ),
     // The result of a statement with `WITH` reports only its last part.
-    (
-        "WITH a AS (UPDATE {t} SET n = 0 WHERE sku = 'a' RETURNING 1) SELECT count(*) FROM a",
-        "a",
-    ),
+    ("WITH a AS (UPDATE {t} SET n = 0 WHERE sku = 'a' RETURNING 1) SELECT count(*) FROM a", "a"),
     (
         "WITH gone AS (DELETE FROM {t} WHERE sku = 'c' RETURNING *) INSERT INTO {t} SELECT id, 'b', n FROM gone",
         "b c",

@@ -61,29 +61,18 @@ async fn view_shows_each_guard_and_each_missing_one() {
          part_3.rowsA part_3.truncateA parts.rowsA parts.truncateA \
          whole.attachA whole.deleteA whole.insertA whole.truncateA whole.updateA"
     );
-    for (change, hole) in [
-        (
-            "ALTER TABLE whole DISABLE TRIGGER fence_guard_update",
-            "whole update D",
-        ),
+    #[rustfmt::skip]
+    let rows = [
+        ("ALTER TABLE whole DISABLE TRIGGER fence_guard_update", "whole update D"),
         // pg_restore disables triggers like this while it restores data.
         (
             "ALTER TABLE whole DISABLE TRIGGER ALL; ALTER TABLE whole ENABLE TRIGGER fence_guard_insert",
             "whole insert O",
         ),
-        (
-            "ALTER TABLE whole ENABLE REPLICA TRIGGER fence_guard_delete",
-            "whole delete R",
-        ),
+        ("ALTER TABLE whole ENABLE REPLICA TRIGGER fence_guard_delete", "whole delete R"),
         ("DROP TRIGGER fence_guard_attach ON whole", "whole attach"),
-        (
-            "ALTER TABLE part_1 DISABLE TRIGGER fence_guard_rows",
-            "part_1 rows D",
-        ),
-        (
-            "DROP TRIGGER fence_guard_truncate ON part_2_1",
-            "part_2_1 truncate",
-        ),
+        ("ALTER TABLE part_1 DISABLE TRIGGER fence_guard_rows", "part_1 rows D"),
+        ("DROP TRIGGER fence_guard_truncate ON part_2_1", "part_2_1 truncate"),
         (
             "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
              CREATE OR REPLACE TRIGGER fence_guard_insert AFTER INSERT ON whole EXECUTE FUNCTION nothing(); \
@@ -94,7 +83,8 @@ async fn view_shows_each_guard_and_each_missing_one() {
             "ALTER TABLE parts DETACH PARTITION part_1",
             "part_1 attach,part_1 delete,part_1 insert,part_1 update",
         ),
-    ] {
+    ];
+    for (change, hole) in rows {
         execute(&mut conn, &format!("BEGIN; {change}"))
             .await
             .unwrap();

@@ -54,41 +54,18 @@ async fn each_sqlstate_has_its_meaning() {
     const INSERT: &str = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
     let db = that_can_fail().await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
-    for (codes, at_admission, in_statement, at_commit) in [
-        (
-            &["55P03", "57014", "40P01", "40001"][..],
-            "Busy",
-            "Admit(Busy",
-            "Busy",
-        ),
+    #[rustfmt::skip]
+    let rows = [
+        (&["55P03", "57014", "40P01", "40001"][..], "Busy", "Admit(Busy", "Busy"),
         (&["0A000"], "Unavailable", "Unsupported", "Aborted"),
-        (
-            &["42P01", "42703", "42883"],
-            "NotMigrated",
-            "Statement",
-            "Aborted",
-        ),
+        (&["42P01", "42703", "42883"], "NotMigrated", "Statement", "Aborted"),
         (&["TF428"], "Unavailable", "Statement", "Unfenced"),
         // A pooler reports a lost server with these codes.
-        (
-            &["08003", "08006", "57P01"],
-            "Unavailable",
-            "Commit(OutcomeUnknown",
-            "OutcomeUnknown",
-        ),
-        (
-            &["25006"],
-            "Unavailable",
-            "Admit(Unavailable",
-            "Unavailable",
-        ),
-        (
-            &["23505", "25P03", "25P04"],
-            "Unavailable",
-            "Statement",
-            "Aborted",
-        ),
-    ] {
+        (&["08003", "08006", "57P01"], "Unavailable", "Commit(OutcomeUnknown", "OutcomeUnknown"),
+        (&["25006"], "Unavailable", "Admit(Unavailable", "Unavailable"),
+        (&["23505", "25P03", "25P04"], "Unavailable", "Statement", "Aborted"),
+    ];
+    for (codes, at_admission, in_statement, at_commit) in rows {
         for code in codes {
             set_failure(&db, "admission", code).await;
             let refused = fence.begin(&sku(), token(2), TokenUse::Reusable).await;

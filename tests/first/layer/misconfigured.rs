@@ -68,42 +68,19 @@ const ALL: &[&str] = &["/write/r", "/postgres/r", "/memory/r", "/redis/r"];
 
 /// Statements that damage the database, the paths that then answer `misconfigured`, and the text
 /// that the log contains.
+#[rustfmt::skip]
 const FAULTS: &[(&str, &[&str], &str)] = &[
-    (
-        "REVOKE UPDATE ON tower_fence.resources FROM {role}",
-        LAYER,
-        "table resources",
-    ),
+    ("REVOKE UPDATE ON tower_fence.resources FROM {role}", LAYER, "table resources"),
     (
         "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence FROM {role}",
         ALL,
         "permission denied for function",
     ),
-    (
-        "REVOKE USAGE ON SCHEMA tower_fence FROM {role}",
-        ALL,
-        "USAGE on the schema tower_fence",
-    ),
-    (
-        "DROP TABLE tower_fence.resources CASCADE",
-        ALL,
-        "call `Fence::migrate`",
-    ),
-    (
-        "DROP TABLE tower_fence.leases CASCADE",
-        &["/postgres/r"],
-        "tower_fence.leases",
-    ),
-    (
-        "DROP TABLE tower_fence.epochs CASCADE",
-        EPOCHS,
-        "tower_fence.epochs",
-    ),
-    (
-        "ALTER TABLE tower_fence.resources ENABLE ROW LEVEL SECURITY",
-        LAYER,
-        "row-level security",
-    ),
+    ("REVOKE USAGE ON SCHEMA tower_fence FROM {role}", ALL, "USAGE on the schema tower_fence"),
+    ("DROP TABLE tower_fence.resources CASCADE", ALL, "call `Fence::migrate`"),
+    ("DROP TABLE tower_fence.leases CASCADE", &["/postgres/r"], "tower_fence.leases"),
+    ("DROP TABLE tower_fence.epochs CASCADE", EPOCHS, "tower_fence.epochs"),
+    ("ALTER TABLE tower_fence.resources ENABLE ROW LEVEL SECURITY", LAYER, "row-level security"),
     (
         // The policy applies to the owner as well, so the owner's functions do not see the rows
         // either.
