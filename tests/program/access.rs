@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sqlx::Postgres;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::program::{HOLDER, OPERATOR, Served, file, path, run, secret_options};
+use super::program::{HOLDER, OPERATOR, Served, file, path, run, run_on, secret_options};
 use crate::support::{database::TestDatabase, eventually, http::Answer};
 
 async fn asked(server: &Served, secret: Option<&str>, method: Method, path: &str) -> Answer {
@@ -135,9 +135,8 @@ async fn holders_read_the_description_of_their_routes() {
 #[tokio::test]
 async fn without_secrets_the_server_listens_only_on_loopback() {
     let db = Postgres::fresh(2).await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for address in ["0.0.0.0:0", "[::]:0"] {
-        let refused = run(&["serve", "--listen", address], &variables).await;
+        let refused = run_on(&db.url, &["serve", "--listen", address]).await;
         refused
             .is(78)
             .says("--allow-anyone")

@@ -4,7 +4,7 @@ use reqwest::Url;
 use serde_json::Value;
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Ended, HOLDER, OPERATOR, file, path, run, secret_options};
+use super::program::{Ended, HOLDER, OPERATOR, file, path, run, run_on, secret_options};
 use crate::support::{
     database::TestDatabase,
     etcd::EtcdCluster,
@@ -63,7 +63,7 @@ async fn each_part_of_a_sound_configuration_is_reported() {
 async fn missing_execute_rights_are_all_named() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
-    let migrated = run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)]).await;
+    let migrated = run_on(&url, &["migrate"]).await;
     migrated.is(0);
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
@@ -77,17 +77,16 @@ async fn missing_execute_rights_are_all_named() {
     let mut shop = Url::parse(&url).unwrap();
     shop.set_username("shop").unwrap();
     shop.set_password(Some("pw")).unwrap();
-    let variables = [("TOWER_FENCE_DATABASE_URL", shop.as_str())];
-    let refused = run(&["check"], &variables).await;
+    let refused = run_on(shop.as_str(), &["check"]).await;
     refused
         .is(78)
         .says("shop lacks EXECUTE in the schema tower_fence on lease_end, lease_renew");
     sql("GRANT EXECUTE ON FUNCTION tower_fence.lease_renew, tower_fence.lease_end TO shop").await;
-    run(&["check"], &variables).await.is(0);
+    run_on(shop.as_str(), &["check"]).await.is(0);
     sql("ALTER SYSTEM SET default_transaction_read_only = on").await;
     sql("SELECT pg_reload_conf()").await;
     let subject = async || {
-        let findings = run(&["check", "--json"], &variables).await.json();
+        let findings = run_on(shop.as_str(), &["check", "--json"]).await.json();
         levels(&findings, "database").contains(&"problem")
     };
     eventually("the database is read-only", subject).await;
@@ -96,13 +95,12 @@ async fn missing_execute_rights_are_all_named() {
 #[tokio::test]
 async fn database_without_another_epoch_grants_nothing() {
     let db = Postgres::fresh(2).await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    run(&["check"], &variables).await.is(0);
+    run_on(&db.url, &["check"]).await.is(0);
     db.execute(
         "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 999999 FROM generate_series(0, 255) AS n",
     )
     .await;
-    let refused = run(&["check"], &variables).await;
+    let refused = run_on(&db.url, &["check"]).await;
     refused.is(78).says("the lease store: no token is left");
 }
 
@@ -117,7 +115,6 @@ async fn unreachable_member_is_a_note_if_enough_others_answer() {
     let majority = [&nodes[0], &nodes[1], &gone].map(String::as_str).join(" ");
     let minority = [&nodes[0], &gone, &also_gone].map(String::as_str).join(" ");
     let redis_cluster = format!("{gone} {}", shared_cluster_url());
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let redis = |mode, urls| vec!["--redis-mode", mode, "--redis-url", urls];
     #[rustfmt::skip]
     let rows = [
@@ -128,14 +125,14 @@ async fn unreachable_member_is_a_note_if_enough_others_answer() {
     ];
     for (options, subject, found, status) in rows {
         let arguments = [vec!["check", "--json"], options].concat();
-        let mut checked = run(&arguments, &variables).await;
+        let mut checked = run_on(&db.url, &arguments).await;
         // A node of a busy machine may answer too late.
         eventually("the check ends as expected", async || {
             let is_expected = |checked: &Ended| {
                 checked.status == status && levels(&checked.json(), subject) == found
             };
             if !is_expected(&checked) {
-                checked = run(&arguments, &variables).await;
+                checked = run_on(&db.url, &arguments).await;
             }
             is_expected(&checked)
         })

@@ -8,7 +8,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use super::program::{Served, ended, program, run};
+use super::program::{Served, ended, program, run, run_on};
 use crate::support::{database::TestDatabase, eventually, postgres::PostgresServer};
 
 /// Returns a URL of the same server with an IPv6 address.
@@ -92,8 +92,7 @@ async fn unsupported_url_parameters_are_refused_by_name() {
         ("db/shop#x7431", "# as %23"),
     ] {
         let url = format!("postgres://till:hunter2@{rest}");
-        let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
-        let refused = run(&["migrate"], &variables).await;
+        let refused = run_on(&url, &["migrate"]).await;
         refused.is(78).says(text);
         let shown = !refused.stderr.contains("hunter2") && !refused.stderr.contains("x7431");
         assert!(shown, "{refused:?}");

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Served, file, path, run};
+use super::program::{Served, file, path, run, run_on};
 use crate::support::{
     database::TestDatabase,
     etcd::{EtcdCluster, base64},
@@ -97,9 +97,7 @@ async fn names(server: &Served, store: &str, reason: &str) {
 async fn server_is_not_ready_while_postgres_refuses_grants() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
-    run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
-        .await
-        .is(0);
+    run_on(&url, &["migrate"]).await.is(0);
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
     sql("CREATE ROLE shop LOGIN PASSWORD 'pw'; \
@@ -305,9 +303,8 @@ async fn server_waits_for_its_database_but_not_its_tables() {
     becomes(&server, 200).await;
     // With `--migrate`, the server does not start without its database.
     postgres.crash().await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
     let arguments = ["serve", "--migrate", "--listen", "127.0.0.1:0"];
-    run(&arguments, &variables)
+    run_on(&url, &arguments)
         .await
         .is(69)
         .says("cannot connect to the database postgres on 127.0.0.1");

@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::json;
 use sqlx::Postgres;
 
-use super::program::{Served, run};
+use super::program::{Served, run, run_on};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -41,7 +41,6 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
     ] {
         let pooler = PgBouncer::start_with(&db.url, settings).await;
         let url = pooler.url();
-        let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
         for arguments in [
             &["serve", "--listen", "127.0.0.1:0"][..],
             &["migrate"],
@@ -49,7 +48,7 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
             &["reset", "sku-1", "--to", "7", "--yes"],
             &["run", "--direct", "--resource", "sku-1", "--", "true"],
         ] {
-            let refused = run(arguments, &variables).await;
+            let refused = run_on(&url, arguments).await;
             refused.is(78).says("--transaction-pooling");
             refused.says("--listen-url");
         }
@@ -57,9 +56,7 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
     // A pooler in session mode needs no options.
     let pooler = PgBouncer::start_with(&db.url, &["pool_mode = session"]).await;
     let (checked, url) = (["check"], pooler.url());
-    run(&checked, &[("TOWER_FENCE_DATABASE_URL", &url)])
-        .await
-        .is(0);
+    run_on(&url, &checked).await.is(0);
 }
 
 #[tokio::test]

@@ -82,6 +82,11 @@ pub async fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
     ended(command).await
 }
 
+/// Runs the program to its end, with the URL of a database.
+pub async fn run_on(database: &str, arguments: &[&str]) -> Ended {
+    run(arguments, &[("TOWER_FENCE_DATABASE_URL", database)]).await
+}
+
 pub async fn ended(command: Command) -> Ended {
     end(Process::run(command)).await
 }

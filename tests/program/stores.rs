@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use sqlx::Postgres;
 use tower_fence::{Resource, TokenKeys, header::FencingToken};
 
-use super::program::{Served, ended, file, name, path, program, run, under};
+use super::program::{Served, ended, file, name, path, program, run, run_on, under};
 use crate::support::{
     certificates::Certificates,
     cluster::RedisCluster,
@@ -135,8 +135,7 @@ async fn etcd_has_the_leases() {
     let urls = cluster.urls().join(", ");
     grants_leases(&Served::start(&db.url, &["--etcd-url", &urls]).await, &db).await;
     let checked = ["check", "--etcd-url", &urls];
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    let checked = run(&checked, &variables).await;
+    let checked = run_on(&db.url, &checked).await;
     assert_eq!(checked.is(0).stdout.matches(": etcd 3.").count(), 3);
     // The check of etcd only reads.
     assert!(checked.stdout.contains("the lease store answers reads"));
@@ -157,8 +156,7 @@ async fn etcd_is_reached_without_a_proxy() {
     // The target of a redirect would receive the password.
     let redirecting = Proxy::redirecting(cluster.addr(), &cluster.urls()[0]).await;
     let url = redirecting.url(&cluster.urls()[0]);
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    run(&["check", "--etcd-url", &url], &variables).await.is(78);
+    run_on(&db.url, &["check", "--etcd-url", &url]).await.is(78);
 }
 
 #[tokio::test]
@@ -175,14 +173,16 @@ async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
         "server.key",
     ]
     .map(|file| certificates.path(file));
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let mut arguments = vec!["--etcd-url", &url, "--etcd-ca-file", name(&authority)];
-    let without = run(&[vec!["check"], arguments.clone()].concat(), &variables).await;
+    let without = run_on(&db.url, &[vec!["check"], arguments.clone()].concat()).await;
     without.is(78).says("fatal alert");
     // The authorities of the file replace those of the system.
     let others = Certificates::make();
     let other = others.path("authority.pem");
-    let of_system = [variables[0], ("SSL_CERT_FILE", name(&authority))];
+    let of_system = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("SSL_CERT_FILE", name(&authority)),
+    ];
     let untrusted = ["check", "--etcd-url", &url, "--etcd-ca-file", name(&other)];
     let untrusted = run(&untrusted, &of_system).await;
     untrusted.is(78).says("invalid peer certificate");
@@ -198,9 +198,9 @@ async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
         "--etcd-key-file",
         name(&its_key),
     ];
-    let named = run(
+    let named = run_on(
+        &db.url,
         &[vec!["check"], arguments.clone(), with_name.to_vec()].concat(),
-        &variables,
     )
     .await;
     named
@@ -214,7 +214,7 @@ async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
     ]);
     grants_leases(&Served::start(&db.url, &arguments).await, &db).await;
     std::fs::write(password.path(), "hunter2").unwrap();
-    let checked = run(&[vec!["check"], arguments].concat(), &variables).await;
+    let checked = run_on(&db.url, &[vec!["check"], arguments].concat()).await;
     checked.is(78).says("authentication failed");
     assert!(!format!("{checked:?}").contains("hunter2"), "{checked:?}");
 }
@@ -320,13 +320,12 @@ async fn a_port_in_use_is_named() {
     let db = Postgres::fresh(2).await;
     let server = Served::start(&db.url, &[]).await;
     let addr = server.addr().to_string();
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    let second = run(&["serve", "--listen", &addr], &variables).await;
+    let second = run_on(&db.url, &["serve", "--listen", &addr]).await;
     second
         .is(69)
         .says(&format!("cannot listen on {addr}: Address already in use"));
     // `check` as a health check passes while the server has the port.
-    let checked = run(&["check", "--listen", &addr], &variables).await;
+    let checked = run_on(&db.url, &["check", "--listen", &addr]).await;
     let note = format!("{addr}: the port is in use");
     assert!(checked.is(0).stdout.contains(&note), "{checked:?}");
 }
@@ -334,10 +333,9 @@ async fn a_port_in_use_is_named() {
 #[tokio::test]
 async fn address_of_another_machine_is_refused() {
     let db = Postgres::fresh(2).await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let options = ["--allow-anyone", "--listen", "192.0.2.1:4120"];
     for (command, status) in [("serve", 69), ("check", 78)] {
-        let refused = run(&[&[command][..], &options].concat(), &variables).await;
+        let refused = run_on(&db.url, &[&[command][..], &options].concat()).await;
         refused
             .is(status)
             .says("cannot listen on 192.0.2.1:4120: Cannot assign requested address");

@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 use serde_json::json;
 use sqlx::Postgres;
 
-use super::program::{HOLDER, OPERATOR, Served, file, name, path, run, secret_options};
+use super::program::{HOLDER, OPERATOR, Served, file, name, path, run, run_on, secret_options};
 use crate::support::{
     certificates::Certificates, database::TestDatabase, eventually, http::Answer,
 };
@@ -102,7 +102,6 @@ async fn invalid_tls_files_are_refused() {
     let [cert, key, other] =
         ["server.pem", "server.key", "authority.key"].map(|file| certificates.path(file));
     let text = file("not PEM");
-    let url = [("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop")];
     for (cert, key, why) in [
         (name(&cert), name(&other), "with its key"),
         (path(&text), name(&key), "it contains no certificate"),
@@ -110,7 +109,10 @@ async fn invalid_tls_files_are_refused() {
         (name(&cert), "/nowhere", "/nowhere: No such file"),
     ] {
         let arguments = ["serve", "--tls-cert-file", cert, "--tls-key-file", key];
-        run(&arguments, &url).await.is(78).says(why);
+        run_on("postgres://127.0.0.1:1/shop", &arguments)
+            .await
+            .is(78)
+            .says(why);
     }
 }
 
@@ -124,10 +126,9 @@ async fn check_reports_an_expired_certificate() {
     expire.args(["x509", "-days", "0", "-in", name(&cert)]);
     expire.args(["-signkey", name(&key), "-out", name(&old)]);
     assert!(expire.status().unwrap().success());
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let found = async |cert| {
         let tls = ["--tls-cert-file", cert, "--tls-key-file", name(&key)];
-        let checked = run(&[&["check"][..], &tls].concat(), &variables).await;
+        let checked = run_on(&db.url, &[&["check"][..], &tls].concat()).await;
         checked.is(0).stdout.contains("the certificate has expired")
     };
     eventually!("the certificate has expired", found(name(&old)).await);

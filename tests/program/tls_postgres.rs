@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Ended, Served, name, run};
+use super::program::{Ended, Served, name, run, run_on};
 use crate::support::{
     certificates::Certificates, database::TestDatabase, postgres::PostgresServer,
 };
@@ -44,7 +44,7 @@ fn password(url: &str) -> String {
 
 /// Runs a command on this database.
 async fn with_database(arguments: &[&str], url: &str) -> Ended {
-    let ended = run(arguments, &[("TOWER_FENCE_DATABASE_URL", url)]).await;
+    let ended = run_on(url, arguments).await;
     let shown = format!("{}{}", ended.stdout, ended.stderr);
     assert!(!shown.contains(&password(url)), "{shown}");
     ended

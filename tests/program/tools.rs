@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 
-use super::program::{HOLDER, OPERATOR, Served, ended, file, path, program, run, secret_options};
+use super::program::{
+    HOLDER, OPERATOR, Served, ended, file, path, program, run, run_on, secret_options,
+};
 use crate::support::{
     database::TestDatabase,
     eventually,
@@ -33,9 +35,8 @@ async fn admit(url: &str, token: i64) -> Result<(), String> {
 async fn migrate_creates_the_tables_and_then_reports_them_current() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
-    let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
     for end in [" were created or updated\n", " are up to date\n"] {
-        let migrated = run(&["migrate"], &variables).await;
+        let migrated = run_on(&url, &["migrate"]).await;
         let said = &migrated.is(0).stdout;
         assert!(
             said.starts_with("the tables, functions and privileges in postgres on 127.0.0.1:")
@@ -78,9 +79,7 @@ async fn printed_schema_creates_a_working_fence() {
     admit(&url, 7).await.unwrap();
     assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
     // A server starts on this schema, and `migrate` has nothing to do.
-    run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
-        .await
-        .is(0);
+    run_on(&url, &["migrate"]).await.is(0);
     let server = Served::start(&url, &[]).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     admit(&url, lease["token"].as_i64().unwrap()).await.unwrap();
@@ -245,7 +244,6 @@ async fn unreachable_or_invalid_server_is_named() {
 #[tokio::test]
 async fn fence_with_a_forged_token_is_reset() {
     let db = Postgres::fresh(2).await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let server = Served::start(&db.url, &[]).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let granted = lease["token"].as_i64().unwrap();
@@ -257,7 +255,7 @@ async fn fence_with_a_forged_token_is_reset() {
     let to = granted.to_string();
 
     // There is no terminal for the question, so nothing changes.
-    let asked = run(&["reset", "sku-1", "--to", &to], &variables).await;
+    let asked = run_on(&db.url, &["reset", "sku-1", "--to", &to]).await;
     asked
         .is(64)
         .says("Condition: ")
@@ -268,14 +266,14 @@ async fn fence_with_a_forged_token_is_reset() {
         999_999_999_999_999
     );
     // A reset below a grant is refused.
-    let lower = run(&["reset", "sku-1", "--to", "1", "--yes"], &variables).await;
+    let lower = run_on(&db.url, &["reset", "sku-1", "--to", "1", "--yes"]).await;
     lower.is(1).says("nothing was changed");
     assert_eq!(
         db.number("SELECT tower_fence.max_token('sku-1')").await,
         999_999_999_999_999
     );
 
-    let reset = run(&["reset", "sku-1", "--to", &to, "--yes"], &variables).await;
+    let reset = run_on(&db.url, &["reset", "sku-1", "--to", &to, "--yes"]).await;
     assert_eq!(
         reset.is(0).stdout,
         format!("the fence of sku-1 is now at {to}\n")
@@ -310,21 +308,18 @@ async fn reset_that_may_be_committed_is_not_reported_as_unchanged() {
     let through = proxy.url(&db.url);
     admit(&db.url, 9).await.unwrap();
     let reset = ["reset", "sku-1", "--to", "5", "--yes"];
-    let unknown = run(&reset, &[("TOWER_FENCE_DATABASE_URL", &through)]).await;
+    let unknown = run_on(&through, &reset).await;
     unknown
         .is(69)
         .says("the reset may have been executed: run the command again");
     assert_eq!(db.number("SELECT tower_fence.max_token('sku-1')").await, 5);
-    run(&reset, &[("TOWER_FENCE_DATABASE_URL", &db.url)])
-        .await
-        .is(0);
+    run_on(&db.url, &reset).await.is(0);
 }
 
 #[tokio::test]
 async fn commands_that_a_retry_cannot_help_exit_with_78() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
-    let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
     // On a worker of Citus, which has this table.
@@ -337,12 +332,12 @@ async fn commands_that_a_retry_cannot_help_exit_with_78() {
         &["migrate"][..],
         &["serve", "--migrate", "--listen", "127.0.0.1:0"],
     ] {
-        let refused = run(arguments, &variables).await;
+        let refused = run_on(&url, arguments).await;
         refused.is(78).says(reason);
         assert_eq!(refused.stderr.matches(reason).count(), 1, "{refused:?}");
     }
     sql("DELETE FROM pg_catalog.pg_dist_local_group").await;
-    run(&["migrate"], &variables).await.is(0);
+    run_on(&url, &["migrate"]).await.is(0);
 
     sql("CREATE ROLE shop LOGIN PASSWORD 'pw'; \
          GRANT USAGE ON SCHEMA tower_fence TO shop; \
@@ -352,13 +347,12 @@ async fn commands_that_a_retry_cannot_help_exit_with_78() {
     let mut shop = reqwest::Url::parse(&url).unwrap();
     shop.set_username("shop").unwrap();
     shop.set_password(Some("pw")).unwrap();
-    let shop = [("TOWER_FENCE_DATABASE_URL", shop.as_str())];
     let reset = ["reset", "sku-1", "--to", "5", "--yes"];
-    run(&reset, &shop)
+    run_on(shop.as_str(), &reset)
         .await
         .is(78)
         .says("permission denied for function reset");
-    run(&reset, &variables).await.is(0);
+    run_on(&url, &reset).await.is(0);
 }
 
 #[tokio::test]
@@ -384,8 +378,7 @@ async fn secret_for_the_local_server_reaches_no_proxy() {
     let db = Postgres::fresh(2).await;
     let operators = file(OPERATOR);
     let options = ["--operator-secrets-file", path(&operators)];
-    let database = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    let server = Served::start_with(&options, &database).await;
+    let server = Served::start(&db.url, &options).await;
     let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", proxy.local_addr().unwrap());
     let mut command = program();
@@ -418,8 +411,7 @@ async fn the_first_secret_of_a_file_is_shown() {
     let db = Postgres::fresh(2).await;
     let operators = file(&format!("# since May\n\n{OPERATOR}\nanother-{HOLDER}\n"));
     let options = ["--operator-secrets-file", path(&operators)];
-    let database = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    let server = Served::start_with(&options, &database).await;
+    let server = Served::start(&db.url, &options).await;
     let variables = [
         ("TOWER_FENCE_URL", server.url.as_str()),
         ("TOWER_FENCE_SECRET_FILE", path(&operators)),
@@ -432,10 +424,9 @@ async fn the_first_secret_of_a_file_is_shown() {
 async fn a_fence_is_distributed_only_on_citus() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
-    let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
-    run(&["migrate"], &variables).await.is(0);
+    run_on(&url, &["migrate"]).await.is(0);
     for arguments in [&["distribute"][..], &["distribute", "pg_class"]] {
-        let refused = run(arguments, &variables).await;
+        let refused = run_on(&url, arguments).await;
         refused.is(78).says("does not have the extension citus");
     }
     // A lock can be released.
@@ -443,7 +434,7 @@ async fn a_fence_is_distributed_only_on_citus() {
     let lock = "BEGIN; LOCK TABLE pg_extension IN ACCESS EXCLUSIVE MODE";
     Postgres::execute(&mut conn, lock).await.unwrap();
     let impatient = format!("{url}?options=-c%20lock_timeout%3D100ms");
-    let waited = run(&["distribute"], &[("TOWER_FENCE_DATABASE_URL", &impatient)]).await;
+    let waited = run_on(&impatient, &["distribute"]).await;
     waited.is(69).says("lock timeout");
     Postgres::execute(&mut conn, "ROLLBACK").await.unwrap();
     admit(&url, 7).await.unwrap();

@@ -2,7 +2,7 @@
 
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Ended, Served, program, run};
+use super::program::{Ended, Served, program, run, run_on};
 use crate::support::{
     database::{Fresh, TestDatabase},
     process::Process,
@@ -19,26 +19,25 @@ async fn open_to_public(db: &Fresh<Postgres>) {
 #[tokio::test]
 async fn functions_that_public_may_execute_are_refused_at_start() {
     let db = Postgres::fresh(2).await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    run(&["check"], &variables).await.is(0);
+    run_on(&db.url, &["check"]).await.is(0);
     open_to_public(&db).await;
     for arguments in [&SERVE[..], &["check"]] {
-        let refused = run(arguments, &variables).await;
+        let refused = run_on(&db.url, arguments).await;
         refused
             .is(78)
             .says("PUBLIC may execute admit, bypass,")
             .says("run `tower-fence migrate`");
     }
-    let migrated = run(&["migrate"], &variables).await;
+    let migrated = run_on(&db.url, &["migrate"]).await;
     let says = &migrated.is(0).stdout;
     assert!(says.ends_with(" were created or updated\n"), "{says}");
-    run(&["check"], &variables).await.is(0);
+    run_on(&db.url, &["check"]).await.is(0);
     let server = Served::start(&db.url, &[]).await;
     assert_eq!(server.get("/readyz").await.status, 200);
     // A server with `--migrate` revokes the rights.
     open_to_public(&db).await;
     Served::start(&db.url, &["--migrate"]).await;
-    run(&["check"], &variables).await.is(0);
+    run_on(&db.url, &["check"]).await.is(0);
 }
 
 /// The server may start before the migrations of its version have run.
@@ -47,9 +46,8 @@ async fn outdated_tables_are_refused_at_start() {
     let db = Postgres::fresh(2).await;
     // The last migration creates this table.
     db.execute("DROP TABLE tower_fence.commit_marks").await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for arguments in [&SERVE[..], &["check"]] {
-        let refused = run(arguments, &variables).await;
+        let refused = run_on(&db.url, arguments).await;
         refused.is(78).says("run `tower-fence migrate`");
     }
 }
@@ -107,13 +105,11 @@ async fn migration_of_a_read_only_database_can_be_retried() {
     let db = Postgres::fresh(2).await;
     db.execute("DROP SCHEMA tower_fence CASCADE").await;
     let read_only = format!("{}?options=-c%20default_transaction_read_only%3Don", db.url);
-    let variables = [("TOWER_FENCE_DATABASE_URL", read_only.as_str())];
     for arguments in [&["migrate"][..], &[&SERVE[..], &["--migrate"]].concat()] {
-        let refused = run(arguments, &variables).await;
+        let refused = run_on(&read_only, arguments).await;
         refused.is(69).says("in a read-only transaction");
     }
-    let writable = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    run(&["migrate"], &writable).await.is(0);
+    run_on(&db.url, &["migrate"]).await.is(0);
 }
 
 #[tokio::test]
