@@ -391,19 +391,10 @@ async fn pattern_may_name_columns_with_reserved_names() {
 /// table.
 #[tokio::test]
 async fn renamed_column_is_not_mistaken_for_something_else() {
-    for column in [
-        "tg_table_name",
-        "tg_op",
-        "found",
-        "new",
-        "unfenced",
-        "fence_rows",
-        "count",
-        "pg_typeof",
-        "to_json",
-        "concat",
-        "odd",
-    ] {
+    for column in "tg_table_name tg_op found new unfenced fence_rows count pg_typeof to_json \
+        concat odd"
+        .split(' ')
+    {
         let db = with_tables().await;
         let mut conn = db.pool.acquire().await.unwrap();
         let setup = format!(

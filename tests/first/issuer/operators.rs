@@ -65,13 +65,7 @@ async fn operators_list_and_break<S: TestStore>() {
     }
     names.sort_unstable();
     assert_eq!(names, ["\"a\"", "\"b\"", "\"c\""]);
-    for query in [
-        "?limit=0",
-        "?limit=1001",
-        "?limit=x",
-        "?limit=-1",
-        "?cursor=x",
-    ] {
+    for query in "?limit=0 ?limit=1001 ?limit=x ?limit=-1 ?cursor=x".split(' ') {
         list(query).await.is_problem(422, "invalid-request");
     }
 

@@ -208,20 +208,10 @@ async fn served_request_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let mut token = 1;
-    for path in [
-        "used/400",
-        "used/422",
-        "used/404",
-        "used/409",
-        "used/500",
-        "status/404",
-        "status/409",
-        "status/500",
-        "begun/422",
-        "not-theirs/200",
-        "not-theirs/404",
-        "not-theirs/422",
-    ] {
+    for path in "used/400 used/422 used/404 used/409 used/500 status/404 status/409 status/500 \
+        begun/422 not-theirs/200 not-theirs/404 not-theirs/422"
+        .split(' ')
+    {
         token += 2;
         let answer = server.write(&format!("/a/{path}"), token).await;
         assert!(path.ends_with(&answer.status.to_string()), "{answer:?}");
