@@ -57,17 +57,11 @@ async fn outdated_tables_are_refused_at_start() {
 #[tokio::test]
 async fn hidden_timeline_is_migrated_only_if_configured() {
     let db = Postgres::fresh(2).await;
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "DROP SCHEMA tower_fence CASCADE; CREATE ROLE {role} LOGIN PASSWORD '{role}'; \
-         CREATE SCHEMA own AUTHORIZATION {role}; REVOKE EXECUTE ON FUNCTION pg_walfile_name FROM PUBLIC"
-    ))
-    .await;
-    let mut url = reqwest::Url::parse(&db.url).unwrap();
-    url.set_username(&role).unwrap();
-    url.set_password(Some(&role)).unwrap();
+    let own = "DROP SCHEMA tower_fence CASCADE; CREATE SCHEMA own AUTHORIZATION {role}; \
+         REVOKE EXECUTE ON FUNCTION pg_walfile_name FROM PUBLIC";
+    let role = db.role(own).await;
     let variables = [
-        ("TOWER_FENCE_DATABASE_URL", url.as_str()),
+        ("TOWER_FENCE_DATABASE_URL", role.url.as_str()),
         ("TOWER_FENCE_DATABASE_SCHEMA", "own"),
     ];
     let refused = run(&["migrate"], &variables).await;
@@ -81,7 +75,7 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     let script = |ended: Ended| ended.is(0).stdout.clone();
     let detecting = script(run(&detects, &[]).await);
     let printed = script(run(&["schema", "--no-failover-detection"], &variables).await);
-    let mut conn = PgConnection::connect(url.as_str()).await.unwrap();
+    let mut conn = role.connect().await;
     Postgres::execute(&mut conn, &detecting).await.unwrap_err();
     Postgres::execute(&mut conn, "ROLLBACK").await.unwrap();
     Postgres::execute(&mut conn, &printed).await.unwrap();
@@ -94,9 +88,6 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     }
     let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
     assert_eq!(db.number(unnoticed).await, 256);
-    conn.close().await.unwrap();
-    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
-        .await;
 }
 
 /// A standby, which is read-only, can be promoted.

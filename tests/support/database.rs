@@ -1,9 +1,9 @@
 //! A fresh database for each test, in Postgres or in SQLite.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Mutex, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Sqlite,
+    AssertSqlSafe, Connection, PgConnection, PgPool, Pool, Postgres, Sqlite,
     postgres::{PgConnectOptions, PgPoolOptions},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
 };
@@ -60,7 +60,7 @@ pub const TABLES: &str = "
 pub struct Fresh<DB: FenceDatabase> {
     pub pool: Pool<DB>,
     pub url: String,
-    _guard: Guard,
+    guard: Guard,
 }
 
 impl<DB: TestDatabase> Fresh<DB> {
@@ -110,6 +110,27 @@ impl Fresh<Postgres> {
         );
     }
 
+    /// Creates a role, and runs statements in which `{role}` is its name. The role is dropped with
+    /// the database.
+    pub async fn role(&self, rights: &str) -> Role {
+        let Guard::Postgres { roles, .. } = &self.guard else {
+            unreachable!();
+        };
+        // Roles belong to the whole server.
+        let name = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+        roles.lock().unwrap().push(name.clone());
+        let rights = rights.replace("{role}", &name);
+        self.execute(&format!(
+            "CREATE ROLE {name} LOGIN PASSWORD '{name}'; {rights}"
+        ))
+        .await;
+        let mut url = reqwest::Url::parse(&self.url).unwrap();
+        url.set_username(&name).unwrap();
+        url.set_password(Some(&name)).unwrap();
+        let url = url.into();
+        Role { name, url }
+    }
+
     pub fn addr(&self) -> SocketAddr {
         let url = reqwest::Url::parse(&self.url).unwrap();
         url.socket_addrs(|| Some(5432)).unwrap()[0]
@@ -133,24 +154,49 @@ impl Fresh<Postgres> {
     }
 }
 
+/// A role that may connect to the database of a test.
+pub struct Role {
+    pub name: String,
+    pub url: String,
+}
+
+impl Role {
+    pub async fn connect(&self) -> PgConnection {
+        PgConnection::connect(&self.url).await.unwrap()
+    }
+
+    pub async fn pool(&self) -> PgPool {
+        let options = PgPoolOptions::new().max_connections(2);
+        options.connect(&self.url).await.unwrap()
+    }
+}
+
 enum Guard {
-    Postgres { name: String },
-    Sqlite { _folder: tempfile::TempDir },
+    Postgres {
+        name: String,
+        roles: Mutex<Vec<String>>,
+    },
+    Sqlite {
+        _folder: tempfile::TempDir,
+    },
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let Self::Postgres { name } = self else {
+        let Self::Postgres { name, roles } = self else {
             return;
         };
-        let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+        let mut drops = vec![format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")];
+        let roles = roles.get_mut().unwrap().drain(..);
+        drops.extend(roles.map(|role| format!("DROP ROLE IF EXISTS {role}")));
         let drop_it = async move {
             let server = super::variable("TEST_DATABASE_URL");
             for url in [server].into_iter().chain(template::workers()) {
                 let mut conn = PgConnection::connect(&url).await?;
-                sqlx::raw_sql(AssertSqlSafe(sql.clone()))
-                    .execute(&mut conn)
-                    .await?;
+                for sql in &drops {
+                    let sql = AssertSqlSafe(sql.clone());
+                    sqlx::raw_sql(sql).execute(&mut conn).await?;
+                }
             }
             Ok::<_, sqlx::Error>(())
         };
@@ -219,7 +265,10 @@ impl TestDatabase for Postgres {
         let fresh = Fresh {
             pool,
             url: url.into(),
-            _guard: Guard::Postgres { name },
+            guard: Guard::Postgres {
+                name,
+                roles: Mutex::default(),
+            },
         };
         match std::env::var("TEST_PGBOUNCER_PORT") {
             Ok(port) => {
@@ -252,7 +301,7 @@ impl TestDatabase for Sqlite {
         let fresh = Fresh {
             pool,
             url: format!("sqlite://{}", file.display()),
-            _guard: Guard::Sqlite { _folder: folder },
+            guard: Guard::Sqlite { _folder: folder },
         };
         fresh.fence().migrate().await.unwrap();
         fresh.execute(TABLES).await;

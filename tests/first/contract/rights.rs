@@ -9,8 +9,7 @@ use axum::{
     http::{Request, request::Parts},
     routing::any,
 };
-use reqwest::Url;
-use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use sqlx::{PgPool, Postgres};
 use tower::ServiceExt;
 use tower_fence::{
     Fence, FenceLayer, Idempotency, Resource, TokenUse,
@@ -19,47 +18,11 @@ use tower_fence::{
 
 use super::{admission::answer, grants, resource, token};
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::TestDatabase,
     redis::{fresh_prefix, shared_url},
 };
 
 type Outcome = Result<(), Box<dyn Error>>;
-
-/// A role of the documentation. The role has another name here, because roles belong to the whole
-/// server.
-struct Role<'a> {
-    db: &'a Fresh<Postgres>,
-    name: String,
-    url: Url,
-}
-
-impl<'a> Role<'a> {
-    async fn create(db: &'a Fresh<Postgres>) -> Self {
-        let name = format!("app_{:016x}", rand::random::<u64>());
-        // The role has no rights yet. Epoch 1 of each partition is issued.
-        db.execute(&format!(
-            "CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'; \
-             INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 1"
-        ))
-        .await;
-        let mut url = Url::parse(&db.url).unwrap();
-        url.set_username(&name).unwrap();
-        url.set_password(Some("of-a-test")).unwrap();
-        Self { db, name, url }
-    }
-
-    /// Opens new connections, because a session may cache its rights.
-    async fn pool(&self) -> PgPool {
-        let options = PgPoolOptions::new().max_connections(2);
-        options.connect(self.url.as_str()).await.unwrap()
-    }
-
-    async fn drop(self) {
-        let name = &self.name;
-        let drop = format!("DROP OWNED BY {name}; DROP ROLE {name}");
-        self.db.execute(&drop).await;
-    }
-}
 
 /// Splits grants into single rights, such as `SELECT ON tower_fence.epochs`.
 fn one_by_one(grants: &str) -> Vec<String> {
@@ -87,7 +50,11 @@ fn one_by_one(grants: &str) -> Vec<String> {
 /// Does the work of a role with all rights of the documentation, and then without each one of them.
 async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPool) -> Outcome) {
     let db = Postgres::fresh(1).await;
-    let role = Role::create(&db).await;
+    // Epoch 1 of each partition is issued.
+    db.execute("INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 1")
+        .await;
+    // The role has another name here, and no rights yet.
+    let role = db.role("").await;
     let grants = grants(documented).replace(documented, &role.name);
     db.execute(&grants).await;
     // The application needs these rights for its own statements.
@@ -118,7 +85,6 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     }
     work(role.pool().await, &db.pool).await.unwrap();
     println!("{documented}: {} rights, each of them needed", rights.len());
-    role.drop().await;
 }
 
 /// Records another timeline as that of the last use of this resource.

@@ -22,27 +22,20 @@ use crate::support::{
 
 /// Returns a role that may only write, and a fence that connects as this role.
 async fn restricted(db: &Fresh<Postgres>) -> (String, Fence<Postgres>) {
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "CREATE ROLE {role} LOGIN PASSWORD '{role}';
-         GRANT USAGE ON SCHEMA tower_fence TO {role};
+    let rights = "GRANT USAGE ON SCHEMA tower_fence TO {role};
          GRANT SELECT ON tower_fence.migrations TO {role};
          GRANT SELECT, UPDATE (max_token, updated_at, admitted_by) ON tower_fence.resources TO {role};
          GRANT EXECUTE ON FUNCTION tower_fence.current_history, tower_fence.try_admit TO {role};
-         GRANT INSERT ON ledger TO {role};"
-    ))
-    .await;
-    let options: PgConnectOptions = db.url.parse().unwrap();
-    let options = options.username(&role).password(&role);
-    let pool = PgPoolOptions::new().max_connections(2);
-    let pool = pool.connect_with(options).await.unwrap();
-    (role, Fence::new(pool))
+         GRANT INSERT ON ledger TO {role};";
+    let role = db.role(rights).await;
+    let fence = Fence::new(role.pool().await);
+    (role.name, fence)
 }
 
 #[tokio::test]
 async fn current_tables_need_no_create_right() {
     let db = Postgres::fresh(2).await;
-    let (role, fence) = restricted(&db).await;
+    let (_, fence) = restricted(&db).await;
     fence.migrate().await.unwrap();
     let sku = Resource::new("sku-1").unwrap();
     let tx = fence.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
@@ -57,9 +50,6 @@ async fn current_tables_need_no_create_right() {
     db.execute("DELETE FROM tower_fence.migrations WHERE version = (SELECT max(version) FROM tower_fence.migrations)")
         .await;
     fence.migrate().await.unwrap_err();
-    fence.pool().close().await;
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
 }
 
 #[tokio::test]
@@ -143,9 +133,6 @@ async fn each_tenant_may_have_its_own_schema() {
         .await;
     own.migrate().await.unwrap();
     own.raise(&sku, Token::new(5).unwrap()).await.unwrap();
-    fence.pool().close().await;
-    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
-        .await;
 }
 
 /// Returns another fence over the same pool.
@@ -204,7 +191,7 @@ async fn schema_names_that_would_need_quotes_are_refused() {
 #[tokio::test]
 async fn mismatched_migration_history_is_named() {
     let db = Postgres::fresh(2).await;
-    let (role, fence) = restricted(&db).await;
+    let (_, fence) = restricted(&db).await;
     let wrong = [
         (
             "UPDATE tower_fence.migrations SET checksum = '\\x00' WHERE version = 2",
@@ -224,9 +211,6 @@ async fn mismatched_migration_history_is_named() {
         let error = fence.migrate().await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    fence.pool().close().await;
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
 }
 
 /// Returns the fault of a fence at its first use, if there is one.
@@ -306,9 +290,6 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
         "{refused:?}"
     );
     drop(conn);
-    fence.pool().close().await;
-    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
-        .await;
 }
 
 /// Any role can take the advisory lock under which sqlx migrates.
@@ -425,14 +406,14 @@ async fn settings_of_plpgsql_do_not_make_migrate_fail() {
 #[tokio::test]
 async fn privileges_that_another_role_has_granted_to_public_are_revoked() {
     let db = Postgres::fresh(1).await;
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+    let (role, second) = (db.role("").await.name, db.role("").await.name);
     let bypass = "EXECUTE ON FUNCTION tower_fence.bypass(text)";
     let create = "CREATE ON SCHEMA tower_fence";
     db.execute(&format!(
-        "CREATE ROLE {role}; CREATE ROLE {role}_2; GRANT USAGE ON SCHEMA tower_fence TO {role}, {role}_2; \
+        "GRANT USAGE ON SCHEMA tower_fence TO {role}, {second}; \
          GRANT {bypass} TO {role} WITH GRANT OPTION; GRANT {create} TO {role} WITH GRANT OPTION; \
-         SET ROLE {role}; GRANT {create} TO PUBLIC; GRANT {bypass} TO {role}_2 WITH GRANT OPTION; \
-         SET ROLE {role}_2; GRANT {bypass} TO PUBLIC; RESET ROLE"
+         SET ROLE {role}; GRANT {create} TO PUBLIC; GRANT {bypass} TO {second} WITH GRANT OPTION; \
+         SET ROLE {second}; GRANT {bypass} TO PUBLIC; RESET ROLE"
     ))
     .await;
     let granted = async |to: &str| {
@@ -447,26 +428,15 @@ async fn privileges_that_another_role_has_granted_to_public_are_revoked() {
     db.fence().migrate().await.unwrap();
     assert_eq!(granted("0").await, 0);
     assert_eq!(granted(&format!("'{role}'::regrole")).await, 2);
-    db.execute(&format!(
-        "DROP OWNED BY {role}, {role}_2; DROP ROLE {role}, {role}_2"
-    ))
-    .await;
 }
 
 /// Without the timeline, failovers cannot be detected. The operator must accept this explicitly.
 #[tokio::test]
 async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let db = Postgres::fresh(2).await;
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "CREATE ROLE {role} LOGIN PASSWORD '{role}'; CREATE SCHEMA own AUTHORIZATION {role}; \
-         REVOKE EXECUTE ON FUNCTION pg_walfile_name FROM PUBLIC"
-    ))
-    .await;
-    let options: PgConnectOptions = db.url.parse().unwrap();
-    let options = options.username(&role).password(&role);
-    let pool = PgPoolOptions::new().max_connections(2);
-    let pool = pool.connect_with(options).await.unwrap();
+    let own = "CREATE SCHEMA own AUTHORIZATION {role}; \
+         REVOKE EXECUTE ON FUNCTION pg_walfile_name FROM PUBLIC";
+    let pool = db.role(own).await.pool().await;
     let fence = Fence::builder().schema("own").unwrap().build(pool);
     let refused = fence.migrate().await.unwrap_err().to_string();
     assert!(
@@ -487,9 +457,6 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let tx = fence.begin(&sku, Token::new(5).unwrap(), TokenUse::SingleUse);
     tx.await.unwrap().commit().await.unwrap();
     assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5));
-    fence.pool().close().await;
-    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
-        .await;
 }
 
 /// Managed services keep their timeline when they restore data, so it does not show a failover.

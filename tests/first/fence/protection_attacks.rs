@@ -83,11 +83,7 @@ async fn a_stricter_transaction_truncates_nothing() {
 #[tokio::test]
 async fn changed_owner_needs_the_table_to_be_protected_again() {
     let db = protected("{sku}").await.unwrap();
-    let owner = format!("owner_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "CREATE ROLE {owner}; ALTER TABLE item OWNER TO {owner}"
-    ))
-    .await;
+    let owner = db.role("ALTER TABLE item OWNER TO {role}").await.name;
     let not_enabled =
         "SELECT count(*) FROM tower_fence.protected_tables WHERE enabled IS DISTINCT FROM 'A'";
     assert_eq!(db.number(not_enabled).await, 5);
@@ -108,8 +104,6 @@ async fn changed_owner_needs_the_table_to_be_protected_again() {
         .execute(&db.pool)
         .await;
     assert_eq!(code(refused), "TF428");
-    db.execute(&format!("DROP OWNED BY {owner}; DROP ROLE {owner}"))
-        .await;
 }
 
 #[tokio::test]
@@ -151,16 +145,13 @@ async fn a_bypass_does_not_wait_for_another_one() {
 #[tokio::test]
 async fn default_privileges_grant_nothing_of_the_fence() {
     let db = Postgres::fresh(2).await;
-    let role = format!("app_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "DROP SCHEMA tower_fence CASCADE; CREATE ROLE {role}; \
+    let defaults = "DROP SCHEMA tower_fence CASCADE; \
          ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {role}; \
          ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO {role}; \
          ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO {role}; \
          ALTER DEFAULT PRIVILEGES GRANT USAGE ON TYPES TO {role}; \
-         ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {role}"
-    ))
-    .await;
+         ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {role}";
+    let role = db.role(defaults).await.name;
     db.fence().migrate().await.unwrap();
     let granted = format!(
         "SELECT (SELECT count(*) FROM pg_proc WHERE pronamespace = 'tower_fence'::regnamespace \
@@ -183,8 +174,6 @@ async fn default_privileges_grant_nothing_of_the_fence() {
     .await;
     db.fence().migrate().await.unwrap();
     assert_eq!(db.number(&granted).await, 1);
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
 }
 
 /// Settings that change how values and literals are written or read.
@@ -295,8 +284,7 @@ async fn virtual_generated_column_cannot_be_a_resource() {
 #[tokio::test]
 async fn fake_guard_of_an_unprivileged_role_is_ignored() {
     let db = protected("{sku}").await.unwrap();
-    let role = format!("stranger_{:016x}", rand::random::<u64>());
-    db.execute(&format!("CREATE ROLE {role}")).await;
+    let role = db.role("").await.name;
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let fake = format!(
         "SET ROLE {role}; CREATE TEMP TABLE own (n int); \

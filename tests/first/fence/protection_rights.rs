@@ -3,7 +3,7 @@
 
 use std::process::{Command, Stdio};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 
 use tower_fence::{AdmitError, Fence, Resource, TokenUse};
 
@@ -15,33 +15,16 @@ use crate::support::{
     postgres::{PostgresServer, programs},
 };
 
-/// Returns a new role, and a connection as that role.
-async fn role(db: &Fresh<Postgres>) -> (String, PgConnection) {
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
-        .await;
-    let options: PgConnectOptions = db.url.parse().unwrap();
-    let options = options.username(&role).password(&role);
-    (role, PgConnection::connect_with(&options).await.unwrap())
-}
-
-async fn drop_role(db: &Fresh<Postgres>, role: &str, conn: PgConnection) {
-    conn.close().await.unwrap();
-    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
-        .await;
-}
-
 const WRITE_A: &str =
     "UPDATE whole SET n = 0 WHERE sku = 'a'; UPDATE parts SET n = 0 WHERE sku = 'a'";
 
 #[tokio::test]
 async fn a_writer_needs_no_right_on_the_fence() {
     let db = with_tables().await;
-    let (role, mut conn) = role(&db).await;
-    db.execute(&format!(
-        "GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON whole, parts TO {role}; GRANT USAGE ON SEQUENCE tokens TO {role}"
-    ))
-    .await;
+    let rights = "GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON whole, parts TO {role}; \
+         GRANT USAGE ON SEQUENCE tokens TO {role}";
+    let role = db.role(rights).await;
+    let (mut conn, role) = (role.connect().await, role.name);
     is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
     is_unfenced(
         in_transaction(&mut conn, "TRUNCATE parts").await,
@@ -73,15 +56,14 @@ async fn a_writer_needs_no_right_on_the_fence() {
         let outcome = in_transaction(&mut conn, &format!("{forbidden}; {WRITE_A}")).await;
         is_refused(outcome, "42501");
     }
-    drop_role(&db, &role, conn).await;
 }
 
 #[tokio::test]
 async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     let db = with_tables().await;
     // Applications often use such default privileges.
-    let (reader, reading) = role(&db).await;
-    let (owner, mut conn) = role(&db).await;
+    let (reader, owner) = (db.role("").await.name, db.role("").await);
+    let (mut conn, owner) = (owner.connect().await, owner.name);
     db.execute(&format!(
         "CREATE SCHEMA shop AUTHORIZATION {owner}; \
          ALTER DEFAULT PRIVILEGES FOR ROLE {owner} GRANT EXECUTE ON FUNCTIONS TO {reader}"
@@ -146,8 +128,6 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
         in_transaction(&mut conn, "TRUNCATE shop.own").await,
         "42501",
     );
-    drop_role(&db, &owner, conn).await;
-    drop_role(&db, &reader, reading).await;
 }
 
 /// Statements that create tables and operators of the writer, and a search path on which these come
@@ -428,10 +408,9 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
 async fn a_dump_without_rights_opens_no_function() {
     let db = with_tables().await;
     let restored = restored(&db, &["--no-acl", "--no-owner"]).await;
-    let (stranger, mut conn) = role(&restored).await;
-    restored
-        .execute(&format!("GRANT USAGE ON SCHEMA tower_fence TO {stranger}"))
-        .await;
+    let stranger = restored.role("GRANT USAGE ON SCHEMA tower_fence TO {role}");
+    let stranger = stranger.await;
+    let mut conn = stranger.connect().await;
     in_transaction(&mut conn, "SELECT tower_fence.bypass('as anybody may')")
         .await
         .unwrap();
@@ -449,15 +428,12 @@ async fn a_dump_without_rights_opens_no_function() {
         assert!(cause.contains(function), "{cause}");
     }
     // A role other than the owner gets an error with the reason.
-    restored
-        .execute(&format!(
-            "GRANT SELECT ON tower_fence.migrations TO {stranger}"
-        ))
-        .await;
-    let options: PgConnectOptions = restored.url.parse().unwrap();
-    let options = options.username(&stranger).password(&stranger);
-    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1);
-    let pool = pool.connect_with(options).await.unwrap();
+    let grant = format!(
+        "GRANT SELECT ON tower_fence.migrations TO {}",
+        stranger.name
+    );
+    restored.execute(&grant).await;
+    let pool = stranger.pool().await;
     let refused = Fence::new(pool.clone()).migrate().await.unwrap_err();
     assert!(
         refused.to_string().contains("PUBLIC may execute"),
@@ -480,21 +456,17 @@ async fn a_dump_without_rights_opens_no_function() {
     ] {
         is_refused(in_transaction(&mut conn, forbidden).await, "42501");
     }
-    drop_role(&restored, &stranger, conn).await;
 }
 
 #[tokio::test]
 async fn tables_with_policies_are_protected_too() {
     let db = with_tables().await;
-    let (role, mut conn) = role(&db).await;
-    db.execute(&format!(
-        "ALTER TABLE whole ENABLE ROW LEVEL SECURITY; ALTER TABLE parts ENABLE ROW LEVEL SECURITY; \
+    let change = "ALTER TABLE whole ENABLE ROW LEVEL SECURITY; ALTER TABLE parts ENABLE ROW LEVEL SECURITY; \
          CREATE POLICY seen ON whole USING (sku <> 'b'); CREATE POLICY seen ON parts USING (sku <> 'b'); \
          GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON whole, parts TO {role}; \
          GRANT USAGE ON SEQUENCE tokens TO {role}; GRANT USAGE ON SCHEMA tower_fence TO {role}; \
-         GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}"
-    ))
-    .await;
+         GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}";
+    let mut conn = db.role(change).await.connect().await;
     for force in [false, true] {
         for (table, written) in [("whole", "whole"), ("parts", "part_1")] {
             if force {
@@ -513,5 +485,4 @@ async fn tables_with_policies_are_protected_too() {
             is_refused(in_transaction(&mut conn, &truncate).await, "TF428");
         }
     }
-    drop_role(&db, &role, conn).await;
 }

@@ -139,12 +139,8 @@ async fn tables_may_live_in_an_attached_file() {
 #[tokio::test]
 async fn handler_with_a_key_may_change_path_and_role() {
     let db = with_a_twin().await;
-    // Roles belong to the server, not to the database, so the name must be unique.
-    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "CREATE ROLE {role}; GRANT INSERT ON ledger TO {role}; GRANT USAGE ON SCHEMA twin TO {role}"
-    ))
-    .await;
+    let rights = "GRANT INSERT ON ledger TO {role}; GRANT USAGE ON SCHEMA twin TO {role}";
+    let role = db.role(rights).await.name;
     let set = format!("SET LOCAL ROLE {role}; SET LOCAL search_path = twin, public");
     let handler = move |mut tx: PgFencedTx| async move {
         let set = AssertSqlSafe(set);
@@ -170,8 +166,6 @@ async fn handler_with_a_key_may_change_path_and_role() {
     assert_eq!(db.entries().await, 1);
     let twins = "SELECT count(*) FROM twin.idempotency_keys";
     assert_eq!(db.number(twins).await, 0);
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
 }
 
 #[tokio::test]

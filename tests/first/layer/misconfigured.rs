@@ -5,9 +5,8 @@ use axum::{
     Router,
     routing::{get, post},
 };
-use reqwest::Url;
 use serde_json::json;
-use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use sqlx::{PgPool, Postgres};
 use tower_fence::{
     Fence, FenceLayer, PathParam, PendingWrite, PgFencedTx, PgPendingWrite,
     fence::WriteError,
@@ -19,29 +18,15 @@ use tracing::Level;
 
 use super::protected::Log;
 use crate::support::{
-    database::{Fresh, TestDatabase, on_both_databases},
+    database::{TestDatabase, on_both_databases},
     http::{Answer, Server},
     redis::{fresh_prefix, shared_url},
 };
 
-/// Returns the database, a role with all rights that the fence needs, and connections as that role.
-async fn with_role() -> (Fresh<Postgres>, String, PgPool) {
-    let db = Postgres::fresh(2).await;
-    let role = format!("app_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "CREATE ROLE {role} LOGIN PASSWORD 'of-a-test';
-         GRANT USAGE ON SCHEMA tower_fence TO {role};
-         GRANT ALL ON ALL TABLES IN SCHEMA tower_fence TO {role};
-         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO {role};"
-    ))
-    .await;
-    let mut url = Url::parse(&db.url).unwrap();
-    url.set_username(&role).unwrap();
-    url.set_password(Some("of-a-test")).unwrap();
-    let options = PgPoolOptions::new().max_connections(2);
-    let pool = options.connect(url.as_str()).await.unwrap();
-    (db, role, pool)
-}
+/// All rights that the fence needs.
+const RIGHTS: &str = "GRANT USAGE ON SCHEMA tower_fence TO {role};
+    GRANT ALL ON ALL TABLES IN SCHEMA tower_fence TO {role};
+    GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO {role};";
 
 /// Starts the layer, and issuers over three stores whose epochs come from the fence.
 async fn start(pool: PgPool) -> Server {
@@ -111,9 +96,10 @@ async fn missing_rights_and_tables_are_500_and_logged() {
     let (log, _guard) = Log::of_this_thread(Level::INFO);
     let mut others = vec![];
     for (fault, misconfigured, named) in FAULTS {
-        let (db, role, pool) = with_role().await;
-        db.execute(&fault.replace("{role}", &role)).await;
-        let server = start(pool).await;
+        let db = Postgres::fresh(2).await;
+        let role = db.role(RIGHTS).await;
+        db.execute(&fault.replace("{role}", &role.name)).await;
+        let server = start(role.pool().await).await;
         for path in *misconfigured {
             log.take();
             let request = server.post(path).header("Fencing-Token", "5");
@@ -139,8 +125,6 @@ async fn missing_rights_and_tables_are_500_and_logged() {
                 others.push(format!("{fault}: {path}: {answer:?} {lines}"));
             }
         }
-        let drop = format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}");
-        db.execute(&drop).await;
     }
     assert!(others.is_empty(), "{}", others.join("\n"));
 }

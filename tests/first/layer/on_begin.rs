@@ -23,12 +23,9 @@ use crate::support::{
 /// Returns a database in which only the tenant of a row can read and write it.
 async fn with_tenants() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
-    // Roles belong to the whole server. Policies do not apply to a superuser or to the owner of a
-    // table.
-    let role = format!("tenant_{:016x}", rand::random::<u64>());
-    db.execute(&format!(
-        "CREATE ROLE {role};
-         CREATE TABLE orders (tenant TEXT DEFAULT current_setting('app.tenant'), n BIGINT);
+    // Policies do not apply to a superuser or to the owner of a table.
+    let tenants =
+        "CREATE TABLE orders (tenant TEXT DEFAULT current_setting('app.tenant'), n BIGINT);
          INSERT INTO orders VALUES ('red', 0), ('blue', 0);
          ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
          CREATE POLICY own ON orders USING (tenant = current_setting('app.tenant', true));
@@ -39,9 +36,8 @@ async fn with_tenants() -> Fresh<Postgres> {
              FOR EACH ROW EXECUTE FUNCTION check_role();
          CREATE TABLE role (name TEXT);
          INSERT INTO role VALUES ('{role}');
-         GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};"
-    ))
-    .await;
+         GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};";
+    db.role(tenants).await;
     db
 }
 

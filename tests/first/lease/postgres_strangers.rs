@@ -28,37 +28,11 @@ use crate::support::{
     lease::{LONG, grant, granted, sku, wait},
 };
 
-/// A role that may connect, and has no other right.
-struct Stranger<'a> {
-    db: &'a Fresh<Postgres>,
-    name: String,
-}
-
-impl<'a> Stranger<'a> {
-    async fn create(db: &'a Fresh<Postgres>) -> Self {
-        let name = format!("stranger_{:016x}", rand::random::<u64>());
-        db.execute(&format!("CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'"))
-            .await;
-        Self { db, name }
-    }
-
-    async fn connect(&self) -> PgConnection {
-        let mut url = Url::parse(&self.db.url).unwrap();
-        url.set_username(&self.name).unwrap();
-        url.set_password(Some("of-a-test")).unwrap();
-        PgConnection::connect(url.as_str()).await.unwrap()
-    }
-
-    async fn drop(self) {
-        self.db.execute(&format!("DROP ROLE {}", self.name)).await;
-    }
-}
-
 #[tokio::test]
 async fn advisory_locks_of_other_roles_delay_no_request() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
-    let stranger = Stranger::create(&db).await;
+    let stranger = db.role("").await;
     let mut locks = stranger.connect().await;
     // This locks all keys that a hash of the name may yield, and those that sessions visibly hold.
     let seeds = "SELECT pg_advisory_lock(hashtextextended('sku-1', seed)) FROM unnest(ARRAY[0, 7463876215]) AS seed";
@@ -66,14 +40,12 @@ async fn advisory_locks_of_other_roles_delay_no_request() {
     let first = grant(&leases, &sku(), LONG).await;
     let next = wait(&leases, LONG).await;
     let seen = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid <> \
-         ALL (SELECT pid FROM pg_stat_activity WHERE usename LIKE 'stranger%') \
+         ALL (SELECT pid FROM pg_stat_activity WHERE usename LIKE 'tower_fence_test_%') \
          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
     assert_eq!(db.number(seen).await, 0);
     leases.release(&sku(), &first.id).await.unwrap();
     granted(next).await;
     assert!(leases.break_lease(&sku(), None).await.unwrap());
-    drop(locks);
-    stranger.drop().await;
 }
 
 #[tokio::test]
@@ -83,7 +55,7 @@ async fn other_roles_cannot_learn_the_channel_of_a_listener() {
     grant(&leases, &sku(), LONG).await;
     let _waiting = wait(&leases, LONG).await;
     let listener = db.number("SELECT listener FROM tower_fence.waiters").await;
-    let stranger = Stranger::create(&db).await;
+    let stranger = db.role("").await;
     let mut conn = stranger.connect().await;
     let visible = "SELECT concat((SELECT json_agg(l) FROM pg_locks AS l), (SELECT json_agg(a) FROM pg_stat_activity AS a))";
     let visible: String = sqlx::query_scalar(visible)
@@ -98,8 +70,6 @@ async fn other_roles_cannot_learn_the_channel_of_a_listener() {
     ] {
         assert!(!visible.contains(&number), "{number} in {visible}");
     }
-    drop(conn);
-    stranger.drop().await;
 }
 
 /// A proxy to Postgres. Once `begun` is true, it sends notifications to the client as fast as it
