@@ -2,11 +2,6 @@
 //! tokens are signed, verified and refused, and leases are granted. Neither these lines, nor the
 //! answers to other clients, nor the output of `Debug` contain a secret.
 
-use std::{
-    io::{self, Write},
-    sync::{Arc, Mutex},
-};
-
 use axum::{Router, routing::post};
 use serde_json::{Value, json};
 use sqlx::Sqlite;
@@ -18,45 +13,17 @@ use tower_fence::{
     lease::{LeaseId, MemoryLeases, Signed},
     token_keys::KeyId,
 };
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use crate::support::{
     database::TestDatabase,
     eventually,
     http::{Answer, Server},
+    log::Log,
     process::Inventory,
 };
 
 /// A secret that the test recognizes in any spelling.
 const SECRET: [u8; 32] = *b"the-secret-that-nobody-ever-sees";
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-}
 
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -95,15 +62,8 @@ fn nothing_of(secrets: &[String], text: &str) {
 
 #[tokio::test]
 async fn logs_contain_no_secret() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new("trace"))
-        .with_writer(log.clone())
-        .with_ansi(false)
-        .finish();
-    // The subscriber is set for this thread, which runs this test and all of its tasks.
-    let _guard = tracing::subscriber::set_default(subscriber);
-
+    // This thread runs this test and all of its tasks.
+    let (log, _guard) = Log::of_this_thread("trace");
     let key = TokenKey::new(KeyId::new("k1").unwrap(), SECRET).unwrap();
     let keys = TokenKeys::new([key.clone()]).unwrap();
     let db = Sqlite::fresh(4).await;

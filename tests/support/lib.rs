@@ -39,6 +39,7 @@ pub mod functions;
 pub mod http;
 pub mod lease;
 pub mod lock_servers;
+pub mod log;
 pub mod nodes;
 pub mod pgbouncer;
 pub mod ports;

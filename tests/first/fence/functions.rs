@@ -8,6 +8,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, sku, write},
     functions::{acquire, admit, is_refused, max_token, raise, release, renew},
+    log::Log,
 };
 
 async fn execute(conn: &mut PgConnection, sql: &str) -> sqlx::Result<()> {
@@ -196,19 +197,12 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
 
 /// Counts the warnings that the server logs for these statements.
 async fn warnings(url: &str, run: impl AsyncFnOnce(&mut PgConnection)) -> usize {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("log");
-    let log = std::fs::File::create(&path).unwrap();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .with_writer(log)
-        .finish();
-    let guard = tracing::subscriber::set_default(subscriber);
+    let (log, _guard) = Log::of_this_thread("warn");
     let mut conn = PgConnection::connect(url).await.unwrap();
     run(&mut conn).await;
-    drop(guard);
-    let log = std::fs::read_to_string(&path).unwrap();
-    log.matches("has no effect on later statements").count()
+    log.text()
+        .matches("has no effect on later statements")
+        .count()
 }
 
 #[tokio::test]

@@ -14,12 +14,11 @@ use tower_fence::{
     layer::DatabaseError,
     lease::{MemoryLeases, PostgresLeases, RedisLeases},
 };
-use tracing::Level;
 
-use super::protected::Log;
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     http::{Answer, Server},
+    log::Log,
     redis::{fresh_prefix, shared_url},
 };
 
@@ -93,7 +92,7 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
 #[tokio::test]
 async fn missing_rights_and_tables_are_500_and_logged() {
     // The whole test runs in this thread.
-    let (log, _guard) = Log::of_this_thread(Level::INFO);
+    let (log, _guard) = Log::of_this_thread("info");
     let mut others = vec![];
     for (fault, misconfigured, named) in FAULTS {
         let db = Postgres::fresh(2).await;

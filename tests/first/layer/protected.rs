@@ -1,10 +1,5 @@
 //! Handlers that write to a protected table, in each mode of the layer.
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-};
-
 use axum::{
     Extension, Router,
     http::StatusCode,
@@ -16,14 +11,11 @@ use tower_fence::{
     FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite,
     layer::{DatabaseError, Refusal},
 };
-use tracing::{
-    Level,
-    subscriber::{DefaultGuard, set_default},
-};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     http::{Answer, Server},
+    log::Log,
 };
 
 /// The resource of the row that a handler writes.
@@ -188,43 +180,11 @@ async fn admitted_write_succeeds_in_each_mode() {
     );
 }
 
-/// The buffer that receives the log.
-#[derive(Clone, Default)]
-pub struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// Collects the log of this thread, down to this level, until the guard is dropped.
-    pub fn of_this_thread(level: Level) -> (Self, DefaultGuard) {
-        let log = Self::default();
-        let to_log = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_max_level(level)
-            .with_writer(move || to_log.clone());
-        (log, set_default(subscriber.finish()))
-    }
-
-    pub fn take(&self) -> String {
-        String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
-    }
-}
-
 #[tokio::test]
 async fn unadmitted_write_is_refused_and_named_only_in_the_log() {
     let db = with_stock().await;
     // The whole test runs in this thread.
-    let (log, _guard) = Log::of_this_thread(Level::INFO);
+    let (log, _guard) = Log::of_this_thread("info");
     let server = start(&db, Writes("others")).await;
     for (token, route) in (1..).zip(ROUTES.into_iter().chain(ROUTES)) {
         log.take();

@@ -10,11 +10,11 @@ use http_body_util::{BodyExt, Full};
 use sqlx::{PgPool, Sqlite};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fence::{Fence, FenceLayer, InvalidResource, Resource, SqliteFencedTx};
-use tracing::{Instrument, Level, field::Empty};
+use tracing::{Instrument, field::Empty};
 
-use super::protected::Log;
 use crate::support::{
     database::TestDatabase,
+    log::Log,
     proxy::{Link, Proxy},
 };
 
@@ -157,7 +157,7 @@ async fn span_of_the_application_is_left_unchanged() {
         tracing::warn!("handled");
         Ok::<_, Infallible>(Response::new(Body::empty()))
     });
-    let (log, _guard) = Log::of_this_thread(Level::WARN);
+    let (log, _guard) = Log::of_this_thread("warn");
     let span = tracing::warn_span!("request", resource = Empty, token = Empty);
     let request = Request::post("/sku-1").header("Fencing-Token", "5");
     let request = request.body(Body::empty()).unwrap();
