@@ -152,22 +152,10 @@ async fn each_wrong_list_has_its_answer<DB: TestDatabase>() {
     write("").await.is_problem(428, "token-required");
     let missing = write(r#"1;resource="a""#).await;
     assert_eq!(missing.is_problem(428, "token-required")["resource"], "b");
-    for wrong in [
-        "1",
-        "1, 2",
-        r#"1, 2;resource="b""#,
-        r#"1;resource="a", 2;resource="a""#,
-        r#"1;resource="a", 2;resource="b", 3"#,
-    ] {
-        write(wrong).await.is_problem(400, "malformed-token");
-    }
-    for wrong in [
-        r#"1;resource="a", 2;resource="c""#,
-        r#"1;resource="a", 2;resource="b", 3;resource="c""#,
-        r#"1;resource="c""#,
-    ] {
-        write(wrong).await.is_problem(403, "wrong-resource");
-    }
+    // The vectors of the header have the other wrong lists.
+    write("1").await.is_problem(400, "malformed-token");
+    let other = write(r#"1;resource="a", 2;resource="c""#).await;
+    other.is_problem(403, "wrong-resource");
     let nothing = server.write("/listed", 1).await;
     assert_eq!(
         nothing.is_problem(422, "invalid-request")["field"],
