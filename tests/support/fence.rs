@@ -29,6 +29,11 @@ pub async fn write<DB: TestDatabase>(fence: &Fence<DB>, value: i64) -> Result<()
     Ok(())
 }
 
+/// Checks that [`write`] is refused, with this highest stale token.
+pub async fn refuses<DB: TestDatabase>(fence: &Fence<DB>, value: i64, max_token: i64) {
+    is_stale(write(fence, value).await, value, max_token);
+}
+
 pub async fn insert<DB: TestDatabase>(tx: &mut FencedTx<DB>, entry: i64) {
     DB::execute(tx, &format!("INSERT INTO ledger VALUES ({entry})"))
         .await

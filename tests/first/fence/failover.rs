@@ -22,7 +22,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     eventually,
-    fence::{is_stale, sku, token, write},
+    fence::{is_stale, refuses, sku, token, write},
     functions,
     lease::{LONG, is_misconfigured},
     redis::{fresh_prefix, shared_url},
@@ -78,17 +78,14 @@ async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
         fence.inspect(&sku()).await.unwrap(),
         Some(HIGHEST_STALE_BY_OPERATOR)
     );
-    is_stale(
-        write(&fence, 1_000_000_006).await,
-        1_000_000_006,
-        HIGHEST_STALE_BY_OPERATOR,
-    );
+    refuses(&fence, 1_000_000_006, HIGHEST_STALE_BY_OPERATOR).await;
     // The grant of this token may have been lost in the failover.
-    is_stale(
-        write(&db.fence(), HIGHEST_STALE_BY_OPERATOR).await,
+    refuses(
+        &db.fence(),
         HIGHEST_STALE_BY_OPERATOR,
         HIGHEST_STALE_BY_OPERATOR,
-    );
+    )
+    .await;
     // This resource of the same partition has no row. Its token is refused as well, because the row
     // of an admitted write may be lost.
     let other = &in_the_same_partition();
@@ -118,7 +115,7 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     // If this database issues epochs as well, a failover makes these tokens stale.
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.after_failover().await.unwrap();
-    is_stale(write(&fence, 7).await, 7, HIGHEST_STALE_BY_OPERATOR);
+    refuses(&fence, 7, HIGHEST_STALE_BY_OPERATOR).await;
 }
 
 /// A dump contains the timeline of its server, which may differ from that of the new server by any
@@ -423,18 +420,10 @@ async fn concurrent_writers_advance_a_partition_once() {
 async fn refused_request_leaves_the_partition_advanced() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
-    is_stale(
-        write(&fence, 1_000_000_006).await,
-        1_000_000_006,
-        HIGHEST_STALE,
-    );
+    refuses(&fence, 1_000_000_006, HIGHEST_STALE).await;
     let moved = "SELECT max(epoch) FROM tower_fence.epochs";
     assert_eq!(db.number(moved).await, 1_001);
-    is_stale(
-        write(&db.fence(), HIGHEST_STALE).await,
-        HIGHEST_STALE,
-        HIGHEST_STALE,
-    );
+    refuses(&db.fence(), HIGHEST_STALE, HIGHEST_STALE).await;
     assert_eq!(db.number(moved).await, 1_001);
 }
 
@@ -547,7 +536,7 @@ async fn grants_above_a_forged_token_are_stale_too() {
     was_on_timeline(&db, "00000000").await;
     // This stands for a token whose grant was lost in the failover.
     let lost = forged + 2;
-    is_stale(write(&fence, lost).await, lost, forged + 1_000_001);
+    refuses(&fence, lost, forged + 1_000_001).await;
     let after = acquire(&leases).await;
     assert_eq!(after.token, token(forged + 1_000_002));
     write(&fence, after.token.get()).await.unwrap();
@@ -555,7 +544,7 @@ async fn grants_above_a_forged_token_are_stale_too() {
     let highest = Token::MAX.get();
     write(&fence, highest - 1).await.unwrap();
     was_on_timeline(&db, "00000001").await;
-    is_stale(write(&fence, highest).await, highest, highest);
+    refuses(&fence, highest, highest).await;
 }
 
 /// Later epochs have passed the forged token before its row is read.
@@ -574,7 +563,7 @@ async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
     // This stands for a token whose grant was lost in the failover.
     let lost = forged + 2;
-    is_stale(write(&fence, lost).await, lost, forged + 1_000_000);
+    refuses(&fence, lost, forged + 1_000_000).await;
     write(&fence, passed.token(1).unwrap().get()).await.unwrap();
 }
 
@@ -613,9 +602,9 @@ async fn row_above_all_epochs_stays_until_its_partition_catches_up() {
     };
     assert_eq!(remove().await, 0);
     let lost = forged + 2;
-    is_stale(write(&fence, lost).await, lost, forged + 1_000_000);
+    refuses(&fence, lost, forged + 1_000_000).await;
     assert_eq!(remove().await, 1);
-    is_stale(write(&db.fence(), lost).await, lost, forged + 1_000_000);
+    refuses(&db.fence(), lost, forged + 1_000_000).await;
 }
 
 /// Tokens that were granted above the forged token may be above all stale tokens, too.
@@ -632,7 +621,7 @@ async fn row_close_to_the_stale_limit_is_advanced_further() {
         let idle = fence.remove_idle(Duration::ZERO, 10).await;
         assert_eq!(idle.unwrap(), removed, "{forged}");
         let lost = forged + 1;
-        is_stale(write(&db.fence(), lost).await, lost, highest_stale);
+        refuses(&db.fence(), lost, highest_stale).await;
         write(&db.fence(), highest_stale + 1).await.unwrap();
     }
 }

@@ -15,7 +15,7 @@ use super::failover::{
 };
 use crate::support::{
     database::TestDatabase,
-    fence::{is_stale, sku, token, write},
+    fence::{refuses, sku, token, write},
     functions::admit,
 };
 
@@ -64,7 +64,7 @@ async fn forged_row_is_moved_once_per_missed_promotion() {
     was_on_timeline(&db, REPORTED[0]).await;
     is_on_timeline(&db, REPORTED[1]).await;
     let lost = forged + 1_000_001;
-    is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
+    refuses(&fence, lost, forged + 2_000_000).await;
 }
 
 /// The operator reported a failover, and an epoch was issued afterwards. The promotion lost both.
@@ -77,7 +77,7 @@ async fn promotion_advances_further_than_an_operator_call() {
     assert!(granted > HIGHEST_STALE_BY_OPERATOR);
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
-    is_stale(write(&fence, granted).await, granted, HIGHEST_STALE);
+    refuses(&fence, granted, HIGHEST_STALE).await;
 }
 
 /// The call does not change the effect of earlier promotions.
@@ -86,11 +86,7 @@ async fn turning_detection_on_or_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     fence.notice_failover(false).await.unwrap();
-    is_stale(
-        write(&fence, 1_000_000_006).await,
-        1_000_000_006,
-        HIGHEST_STALE,
-    );
+    refuses(&fence, 1_000_000_006, HIGHEST_STALE).await;
 
     let (db, fence) = in_epoch_1::<Postgres>().await;
     fence.notice_failover(false).await.unwrap();
@@ -200,11 +196,7 @@ async fn conflict_with_a_catch_up_is_retried() {
             let fence = fence.clone();
             async move {
                 match first {
-                    EPOCH => is_stale(
-                        write(&fence, 1_000_000_006).await,
-                        1_000_000_006,
-                        HIGHEST_STALE,
-                    ),
+                    EPOCH => refuses(&fence, 1_000_000_006, HIGHEST_STALE).await,
                     _ => {
                         let alive = fence.report_epoch(PARTITION, Epoch::new(7).unwrap()).await;
                         assert_eq!(alive.unwrap().get(), 1_008);

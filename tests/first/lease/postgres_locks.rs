@@ -15,7 +15,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    fence::{begin, is_stale, token, write},
+    fence::{begin, refuses, token, write},
     functions::{self, acquire, acquire_as, admit, is_refused, release, renew},
     lease::{LONG, grant, grant_and_release, is_held, is_lost, sku},
 };
@@ -45,11 +45,7 @@ async fn grant_supersedes_a_foreign_token_that_is_writing() {
     // A grant also supersedes a holder that has not written yet, without waiting for its first
     // write.
     let last = grant(&leases, &sku(), LONG).await;
-    is_stale(
-        write(&fence, next.token.get()).await,
-        next.token.get(),
-        last.token.get() - 1,
-    );
+    refuses(&fence, next.token.get(), last.token.get() - 1).await;
 }
 
 #[tokio::test]
