@@ -40,9 +40,7 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     // The statement of the handler waits for a row that another session has locked.
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let mut blocker = conn.begin().await.unwrap();
-    Postgres::execute(&mut blocker, "UPDATE inventory SET stock = stock")
-        .await
-        .unwrap();
+    Postgres::run(&mut blocker, "UPDATE inventory SET stock = stock").await;
     let stuck = tokio::spawn(decrement(&frozen, 1));
     // The request is in its handler.
     db.waits_for_lock().await;
@@ -82,12 +80,12 @@ async fn a_deadlock_with_the_application_is_busy() {
     let mut application = conn.begin().await.unwrap();
     // Only the session of the handler looks for deadlocks, so it is the victim.
     let update = "SET LOCAL deadlock_timeout = '1min'; UPDATE stock SET n = n + 100";
-    Postgres::execute(&mut application, update).await.unwrap();
+    Postgres::run(&mut application, update).await;
     let (answer, ()) = futures_util::future::join(server.write("/r", 2), async {
         db.waits_for_lock().await;
         // The locks are taken in the opposite order.
         let opposite = "UPDATE tower_fence.resources SET max_token = max_token";
-        Postgres::execute(&mut application, opposite).await.unwrap();
+        Postgres::run(&mut application, opposite).await;
     })
     .await;
     answer.is_problem(503, "fence-busy");

@@ -114,7 +114,7 @@ async fn functions_do_not_change_the_callers_synchronous_commit() {
     for setting in ["on", "off"] {
         let mut tx = conn.begin().await.unwrap();
         let set = format!("SET LOCAL synchronous_commit = {setting}");
-        Postgres::execute(&mut tx, &set).await.unwrap();
+        Postgres::run(&mut tx, &set).await;
         let check = async |conn: &mut PgConnection| {
             let now: String = sqlx::query_scalar("SHOW synchronous_commit")
                 .fetch_one(conn)

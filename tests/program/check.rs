@@ -66,7 +66,7 @@ async fn missing_execute_rights_are_all_named() {
     let migrated = run_on(&url, &["migrate"]).await;
     migrated.is(0);
     let mut conn = PgConnection::connect(&url).await.unwrap();
-    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::run(&mut conn, sql).await;
     sql(
         "CREATE ROLE shop LOGIN PASSWORD 'pw'; GRANT USAGE ON SCHEMA tower_fence TO shop; \
          GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO shop; \

@@ -299,7 +299,7 @@ async fn service_answers_an_outage_of_its_database_with_503() {
     let mut other = PgConnection::connect(&format!("{server}/postgres"))
         .await
         .unwrap();
-    let mut execute = async |sql: String| Postgres::execute(&mut other, &sql).await.unwrap();
+    let mut execute = async |sql: String| Postgres::run(&mut other, &sql).await;
     assert_eq!(shop.put("sku-1", 8, &["7"]).await.status, 200);
     execute(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
     execute(format!(

@@ -65,7 +65,7 @@ async fn url_without_a_user_uses_the_user_of_the_process() {
         .await
         .unwrap();
     let create = format!("CREATE ROLE \"{user}\" SUPERUSER LOGIN");
-    Postgres::execute(&mut conn, &create).await.unwrap();
+    Postgres::run(&mut conn, &create).await;
     let url = format!("postgres://{}/postgres", postgres.addr());
     let mut migrate = program();
     migrate

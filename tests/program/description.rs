@@ -207,12 +207,11 @@ async fn description_documents_the_busy_answer() {
     );
     // A renewal that waits for the rows of its resource is in progress, too.
     let mut conn = db.pool.acquire().await.unwrap();
-    Postgres::execute(
+    Postgres::run(
         &mut conn,
         "BEGIN; SELECT FROM tower_fence.leases FOR UPDATE",
     )
-    .await
-    .unwrap();
+    .await;
     let renewal = server.request(Method::PUT, "/locks/sku-1");
     let renewal = renewal.header("Lease-Id", lease["lease_id"].as_str().unwrap());
     let renewal = tokio::spawn(Answer::to(renewal.json(&json!({}))));

@@ -99,7 +99,7 @@ async fn server_is_not_ready_while_postgres_refuses_grants() {
     let url = postgres.url("postgres");
     run_on(&url, &["migrate"]).await.is(0);
     let mut conn = PgConnection::connect(&url).await.unwrap();
-    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::run(&mut conn, sql).await;
     sql("CREATE ROLE shop LOGIN PASSWORD 'pw'; \
          GRANT USAGE ON SCHEMA tower_fence TO shop; \
          GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO shop; \
@@ -150,7 +150,7 @@ async fn server_is_not_ready_while_its_grants_fail() {
     let server = Served::start(&url, &["--migrate"]).await;
     becomes(&server, 200).await;
     let mut conn = PgConnection::connect(&url).await.unwrap();
-    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::run(&mut conn, sql).await;
     // Grants that wait for a transaction on their own resource do not show that grants of other
     // resources fail.
     sql(
@@ -215,7 +215,7 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
     let read_only = "DO 'BEGIN EXECUTE format(''ALTER DATABASE %I SET default_transaction_read_only = on'', \
                      current_database()); END'";
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
-    Postgres::execute(&mut conn, read_only).await.unwrap();
+    Postgres::run(&mut conn, read_only).await;
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     names(&server, "database", "read-only transaction").await;
 }

@@ -40,7 +40,7 @@ async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
                VALUES ('sku-1', 1, tower_fence.partition_of('sku-1'), tower_fence.current_history()) \
                ON CONFLICT (resource) DO NOTHING; BEGIN; \
                SELECT * FROM tower_fence.resources WHERE resource = 'sku-1' FOR UPDATE";
-    Postgres::execute(&mut conn, sql).await.unwrap();
+    Postgres::run(&mut conn, sql).await;
     conn
 }
 
@@ -135,7 +135,7 @@ async fn request_in_progress_is_answered_when_the_server_stops() {
     // Connections without a request are closed, and no new one is accepted.
     assert!(matches!(idle.read(&mut [0]).await, Ok(0) | Err(_)));
     assert!(TcpStream::connect(server.addr()).await.is_err());
-    Postgres::execute(&mut renewal.row, "COMMIT").await.unwrap();
+    Postgres::run(&mut renewal.row, "COMMIT").await;
     let renewed = renewal.answered().await;
     assert_eq!(renewed.status, 200, "{renewed:?}");
     assert!(server.exit().await.success());
@@ -175,9 +175,7 @@ async fn a_signal_ends_a_migration_that_waits() {
     let pid = Postgres::number(&mut other, "SELECT pg_backend_pid()::bigint")
         .await
         .unwrap();
-    Postgres::execute(&mut other, "BEGIN; LOCK TABLE tower_fence.migrations")
-        .await
-        .unwrap();
+    Postgres::run(&mut other, "BEGIN; LOCK TABLE tower_fence.migrations").await;
     for (arguments, status) in [
         (&["serve", "--migrate", "--listen", "127.0.0.1:0"][..], 0),
         (&["migrate"], 143),
@@ -247,7 +245,7 @@ async fn grant_waiting_for_the_database_is_answered_at_stop() {
     // A request in the queue would be answered within this time.
     let early = timeout(Duration::from_millis(1_500), &mut answer).await;
     assert!(early.is_err(), "{early:?}");
-    Postgres::execute(&mut row, "COMMIT").await.unwrap();
+    Postgres::run(&mut row, "COMMIT").await;
     let granted = answer.await.unwrap();
     assert_eq!(granted.status, 201, "{granted:?}");
     assert!(server.exit().await.success());

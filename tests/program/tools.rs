@@ -49,9 +49,7 @@ async fn migrate_creates_the_tables_and_then_reports_them_current() {
     // The tables are created in a separate schema. The URL is in a file, and then in the variable
     // `DATABASE_URL`, which many clients read.
     let mut conn = PgConnection::connect(&url).await.unwrap();
-    Postgres::execute(&mut conn, "CREATE SCHEMA fence")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "CREATE SCHEMA fence").await;
     let database = file(&url);
     let arguments = [
         "migrate",
@@ -62,9 +60,7 @@ async fn migrate_creates_the_tables_and_then_reports_them_current() {
     ];
     run(&arguments, &[]).await.is(0);
     run(&arguments[..3], &[("DATABASE_URL", &url)]).await.is(0);
-    Postgres::execute(&mut conn, "SELECT fence.admit('sku-1', 1)")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "SELECT fence.admit('sku-1', 1)").await;
 }
 
 #[tokio::test]
@@ -321,7 +317,7 @@ async fn commands_that_a_retry_cannot_help_exit_with_78() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let mut conn = PgConnection::connect(&url).await.unwrap();
-    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::run(&mut conn, sql).await;
     // On a worker of Citus, which has this table.
     sql(
         "SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_local_group AS SELECT 1 AS groupid",
@@ -432,10 +428,10 @@ async fn a_fence_is_distributed_only_on_citus() {
     // A lock can be released.
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let lock = "BEGIN; LOCK TABLE pg_extension IN ACCESS EXCLUSIVE MODE";
-    Postgres::execute(&mut conn, lock).await.unwrap();
+    Postgres::run(&mut conn, lock).await;
     let impatient = format!("{url}?options=-c%20lock_timeout%3D100ms");
     let waited = run_on(&impatient, &["distribute"]).await;
     waited.is(69).says("lock timeout");
-    Postgres::execute(&mut conn, "ROLLBACK").await.unwrap();
+    Postgres::run(&mut conn, "ROLLBACK").await;
     admit(&url, 7).await.unwrap();
 }

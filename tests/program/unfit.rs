@@ -77,8 +77,8 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     let printed = script(run(&["schema", "--no-failover-detection"], &variables).await);
     let mut conn = role.connect().await;
     Postgres::execute(&mut conn, &detecting).await.unwrap_err();
-    Postgres::execute(&mut conn, "ROLLBACK").await.unwrap();
-    Postgres::execute(&mut conn, &printed).await.unwrap();
+    Postgres::run(&mut conn, "ROLLBACK").await;
+    Postgres::run(&mut conn, &printed).await;
     for arguments in [
         &["migrate", "--no-failover-detection"][..],
         &["migrate"],

@@ -26,6 +26,14 @@ pub trait TestDatabase: FenceDatabase {
         sql: &str,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Runs statements that must succeed.
+    fn run(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = ()> + Send {
+        async move {
+            let ran = Self::execute(conn, sql).await;
+            ran.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        }
+    }
+
     /// Reads one number.
     fn number(
         conn: &mut Self::Connection,

@@ -35,9 +35,7 @@ pub async fn refuses<DB: TestDatabase>(fence: &Fence<DB>, value: i64, max_token:
 }
 
 pub async fn insert<DB: TestDatabase>(tx: &mut FencedTx<DB>, entry: i64) {
-    DB::execute(tx, &format!("INSERT INTO ledger VALUES ({entry})"))
-        .await
-        .unwrap();
+    DB::run(tx, &format!("INSERT INTO ledger VALUES ({entry})")).await;
 }
 
 #[track_caller]

@@ -308,7 +308,7 @@ pub(super) async fn age<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource) {
         "UPDATE tower_fence.resources SET updated_at = {day_ago} WHERE resource = '{name}'"
     );
     let mut conn = fence.pool().acquire().await.unwrap();
-    DB::execute(&mut conn, &age).await.unwrap();
+    DB::run(&mut conn, &age).await;
 }
 
 fn stale(error: AdmitError, max_token: Option<i64>) -> Outcome {
@@ -387,7 +387,7 @@ pub(super) async fn answer<DB: TestDatabase>(
 ) -> StatusCode {
     if entry > 0 {
         let insert = format!("INSERT INTO ledger VALUES ({entry})");
-        DB::execute(&mut tx.unwrap(), &insert).await.unwrap();
+        DB::run(&mut tx.unwrap(), &insert).await;
     }
     StatusCode::from_u16(status).unwrap()
 }

@@ -355,7 +355,7 @@ async fn arguments_out_of_range_are_refused() {
             "TF411",
         ),
     ] {
-        execute(&mut conn, prepare).await.unwrap();
+        Postgres::run(&mut conn, prepare).await;
         let refused = execute(&mut conn, &format!("SELECT tower_fence.{refused}")).await;
         assert!(!is_refused(refused, code).hint.is_empty(), "{code}");
     }
@@ -375,24 +375,19 @@ async fn only_the_claiming_transaction_stores_a_response() {
     const CLAIM: &str = "SELECT tower_fence.admit_once(sha256(''), 'k', sha256(''), 60000, '1s', false, 'a', 5, true)";
     const STORE: &str =
         "SELECT tower_fence.store_response(sha256(''), 'k', 200::smallint, '', '')::int::bigint";
-    execute(&mut conn, &format!("BEGIN; {CLAIM}; COMMIT"))
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, &format!("BEGIN; {CLAIM}; COMMIT")).await;
     assert_eq!(Postgres::number(&mut conn, STORE).await.unwrap(), 0);
-    execute(
+    Postgres::run(
         &mut conn,
         "UPDATE tower_fence.idempotency_keys SET expires_at = now()",
     )
-    .await
-    .unwrap();
+    .await;
     // The crate claims a key after its savepoint.
-    execute(&mut conn, &format!("BEGIN; SAVEPOINT s; {CLAIM}"))
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, &format!("BEGIN; SAVEPOINT s; {CLAIM}")).await;
     for stored in [1, 0] {
         assert_eq!(Postgres::number(&mut conn, STORE).await.unwrap(), stored);
     }
-    execute(&mut conn, "COMMIT").await.unwrap();
+    Postgres::run(&mut conn, "COMMIT").await;
 }
 
 /// The time of a transaction that began before the last write to a resource would be earlier than
@@ -405,13 +400,13 @@ async fn a_claim_admits_no_token_in_a_transaction_from_before_the_last_write() {
          tower_fence.admit_once(sha256(''), 'k', sha256(''), 60000, '1s', true, 'a', 5, true) AS a";
     admit(&mut early, "a", 1).await.unwrap();
     for (writes_between, is_early) in [(false, 0), (true, 1)] {
-        execute(&mut early, "BEGIN").await.unwrap();
+        Postgres::run(&mut early, "BEGIN").await;
         if writes_between {
             let mut other = db.pool.acquire().await.unwrap();
             admit(&mut other, "a", 2).await.unwrap();
         }
         let found = Postgres::number(&mut early, CLAIM).await.unwrap();
         assert_eq!(found, is_early);
-        execute(&mut early, "ROLLBACK").await.unwrap();
+        Postgres::run(&mut early, "ROLLBACK").await;
     }
 }

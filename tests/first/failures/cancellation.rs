@@ -96,9 +96,7 @@ async fn a_thousand_go_away(reuse: bool) {
         let token = tx.admitted().token();
         for n in 0..3 {
             let entry = token.get() * 10 + n;
-            Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
-                .await
-                .unwrap();
+            Postgres::run(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})")).await;
         }
         cut.0 = None;
     }

@@ -56,9 +56,7 @@ async fn write(mut tx: PgFencedTx) {
 
 async fn write_entry(tx: &mut PgFencedTx) {
     let entry = tx.admitted().token();
-    Postgres::execute(tx, &format!("INSERT INTO ledger VALUES ({entry})"))
-        .await
-        .unwrap();
+    Postgres::run(tx, &format!("INSERT INTO ledger VALUES ({entry})")).await;
 }
 
 #[tokio::test]

@@ -204,7 +204,7 @@ async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {
     // Other writers can run during this pause.
     sleep(Duration::from_millis(2)).await;
     let note = format!("INSERT INTO history VALUES ({position}, {value})");
-    DB::execute(conn, &note).await.unwrap();
+    DB::run(conn, &note).await;
 }
 
 /// Whether the entries of 16 concurrent writers are in order: no position occurs twice, and the

@@ -78,7 +78,7 @@ async fn manually_ended_transaction_is_never_a_false_success<DB: TestDatabase>()
     let fence = db.fence();
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 1).await;
-    DB::execute(&mut tx, "ROLLBACK").await.unwrap();
+    DB::run(&mut tx, "ROLLBACK").await;
     is_aborted(tx.commit().await);
     assert_eq!(db.entries().await, 0);
     // The connection is usable again.
@@ -89,7 +89,7 @@ async fn manually_replaced_transaction_is_never_a_false_success<DB: TestDatabase
     let db = DB::fresh(2).await;
     for (value, replacement) in [(5, "ROLLBACK; BEGIN"), (6, "COMMIT; BEGIN")] {
         let mut tx = begin(&db.fence(), value).await;
-        DB::execute(&mut tx, replacement).await.unwrap();
+        DB::run(&mut tx, replacement).await;
         is_aborted(tx.commit().await);
     }
 }

@@ -59,7 +59,7 @@ async fn missing_epoch_is_not_recorded() {
         is_refused(execute(&mut conn, &call).await, "22004");
     }
     let none = "SELECT tower_fence.report_epoch(3::smallint, 0)";
-    execute(&mut conn, none).await.unwrap();
+    Postgres::run(&mut conn, none).await;
     let epochs = "SELECT count(*) FROM tower_fence.epochs WHERE epoch > 0";
     let epochs: i64 = sqlx::query_scalar(epochs)
         .fetch_one(&mut *conn)

@@ -458,12 +458,11 @@ async fn unlocked_read_of_the_floor_admits_a_stale_token() {
         write(&db.fence(), 5).await.unwrap();
         age(&db).await;
         let mut removal = db.pool.begin().await.unwrap();
-        Postgres::execute(
+        Postgres::run(
             &mut removal,
             "SELECT tower_fence.remove_idle_of(110::smallint, '0', 10, NULL, NULL)",
         )
-        .await
-        .unwrap();
+        .await;
         let pool = db.pool.clone();
         let waits = tokio::spawn(async move { sqlx::query(statement).execute(&pool).await });
         db.waits_for_lock().await;
@@ -523,12 +522,11 @@ async fn new_row_waits_for_a_moving_floor() {
     for insert in Insert::ALL {
         let db = Postgres::fresh(4).await;
         let mut removal = db.pool.begin().await.unwrap();
-        Postgres::execute(
+        Postgres::run(
             &mut removal,
             "UPDATE tower_fence.floors SET floor = 5 WHERE partition = 110",
         )
-        .await
-        .unwrap();
+        .await;
         let commit = async move || removal.commit().await.unwrap();
         insert.is_refused_after(&db, commit).await;
         assert_eq!(rows(&db).await, 0, "{insert:?}");

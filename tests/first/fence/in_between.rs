@@ -63,7 +63,7 @@ async fn with_in_between<T>(
 ) -> T {
     let mut holder = db.pool.acquire().await.unwrap();
     let lock = "SELECT pg_advisory_lock(1)";
-    Postgres::execute(&mut holder, lock).await.unwrap();
+    Postgres::run(&mut holder, lock).await;
     let other = async {
         eventually("the request waits", async || {
             let waiting = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database \
@@ -73,7 +73,7 @@ async fn with_in_between<T>(
         .await;
         other().await;
         let unlock = "SELECT pg_advisory_unlock(1)";
-        Postgres::execute(&mut holder, unlock).await.unwrap();
+        Postgres::run(&mut holder, unlock).await;
     };
     tokio::join!(begun, other).0
 }

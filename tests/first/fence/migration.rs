@@ -40,9 +40,7 @@ async fn current_tables_need_no_create_right() {
     let sku = Resource::new("sku-1").unwrap();
     let tx = fence.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
     let mut tx = tx.await.unwrap();
-    Postgres::execute(&mut tx, "INSERT INTO ledger VALUES (1)")
-        .await
-        .unwrap();
+    Postgres::run(&mut tx, "INSERT INTO ledger VALUES (1)").await;
     tx.commit().await.unwrap();
     assert_eq!(db.entries().await, 1);
 
@@ -282,7 +280,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     let reset = execute(&mut conn, "SELECT own.reset('sku-1', 100)").await;
     is_refused(reset, "42501");
     let hide = "ALTER TABLE own.floors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
-    execute(&mut conn, hide).await.unwrap();
+    Postgres::run(&mut conn, hide).await;
     let admitted = execute(&mut conn, "SELECT own.admit('sku-1', 5)").await;
     let refused = is_refused(admitted, "42501");
     assert!(
@@ -305,7 +303,7 @@ async fn migrate_gives_up_waiting_for_locks() {
     // The migration waits for a table while it holds the advisory lock.
     let mut stranger = PgConnection::connect(&db.url).await.unwrap();
     let make = "BEGIN; CREATE TABLE tower_fence.migrations (version bigint)";
-    execute(&mut stranger, make).await.unwrap();
+    Postgres::run(&mut stranger, make).await;
     let first = tokio::spawn({
         let fence = db.fence();
         async move { fence.migrate().await }
@@ -314,7 +312,7 @@ async fn migrate_gives_up_waiting_for_locks() {
     let number = db.number(advisory).await;
     first.abort();
     _ = first.await;
-    execute(&mut stranger, "ROLLBACK").await.unwrap();
+    Postgres::run(&mut stranger, "ROLLBACK").await;
     eventually("the lock is free", async || {
         let free = format!("SELECT pg_try_advisory_lock({number})::int::bigint");
         Postgres::number(&mut stranger, &free).await.unwrap() == 1

@@ -141,7 +141,7 @@ async fn each_write_needs_the_admission_of_each_resource() {
                 rows(&mut conn, "twin").await,
                 "{statement}"
             );
-            execute(&mut conn, "ROLLBACK").await.unwrap();
+            Postgres::run(&mut conn, "ROLLBACK").await;
         }
     }
 }
@@ -154,7 +154,7 @@ async fn copy_needs_an_admission_too() {
         for (admitted, written) in [("", 0), ("a", 0), ("a b", 2)] {
             let mut tx = conn.begin().await.unwrap();
             for resource in admitted.split_whitespace() {
-                execute(&mut tx, &admissions([resource])).await.unwrap();
+                Postgres::run(&mut tx, &admissions([resource])).await;
             }
             let mut copy = tx
                 .copy_in_raw(&format!("COPY {table} FROM STDIN"))
@@ -186,13 +186,11 @@ async fn statements_that_write_no_row_need_no_admission() {
             "INSERT INTO {t} VALUES (1, 'a', 9) ON CONFLICT DO NOTHING",
         ] {
             let statement = statement.replace("{t}", table);
-            execute(&mut conn, &statement).await.unwrap();
+            Postgres::run(&mut conn, &statement).await;
         }
         let empty = format!("{}DELETE FROM {table}", admissions(["a", "b", "c"]));
         in_transaction(&mut conn, &empty).await.unwrap();
-        execute(&mut conn, &format!("TRUNCATE {table}"))
-            .await
-            .unwrap();
+        Postgres::run(&mut conn, &format!("TRUNCATE {table}")).await;
     }
 }
 
@@ -316,7 +314,7 @@ async fn each_write_method_of_the_crate_admits_its_token() {
     ] {
         let (number, write) = next();
         let mut tx = begin(&fence, number).await;
-        execute(&mut tx, &write).await.unwrap();
+        Postgres::run(&mut tx, &write).await;
         is_unfenced(
             execute(
                 &mut tx,
@@ -326,19 +324,18 @@ async fn each_write_method_of_the_crate_admits_its_token() {
             "part_1",
             "b",
         );
-        execute(&mut tx, "ROLLBACK TO s; RELEASE s").await.unwrap();
+        Postgres::run(&mut tx, "ROLLBACK TO s; RELEASE s").await;
         tx.commit().await.unwrap();
 
         let (number, write) = next();
         let claims = [("sku-1", number), ("b", number)]
             .map(|(name, number)| (Resource::new(name).unwrap(), token(number)));
         let mut tx = fence.begin_all(&claims, TokenUse::SingleUse).await.unwrap();
-        execute(
+        Postgres::run(
             &mut tx,
             &format!("{write}; UPDATE parts SET n = 0 WHERE sku = 'b'"),
         )
-        .await
-        .unwrap();
+        .await;
         tx.commit().await.unwrap();
 
         let (number, write) = next();
@@ -347,7 +344,7 @@ async fn each_write_method_of_the_crate_admits_its_token() {
             .admit(&mut own, &sku(), token(number), TokenUse::Reusable)
             .await
             .unwrap();
-        execute(&mut own, &write).await.unwrap();
+        Postgres::run(&mut own, &write).await;
         own.commit().await.unwrap();
     }
     assert_eq!(

@@ -65,7 +65,7 @@ async fn a_stricter_transaction_truncates_nothing() {
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
         let mut conn = PgConnection::connect(&db.url).await.unwrap();
         let begin = format!("BEGIN ISOLATION LEVEL {level}");
-        Postgres::execute(&mut conn, &begin).await.unwrap();
+        Postgres::run(&mut conn, &begin).await;
         admit(&mut conn, "a", rand::random_range(1..1_000_000_000))
             .await
             .ok();
@@ -76,7 +76,7 @@ async fn a_stricter_transaction_truncates_nothing() {
     for level in ["READ COMMITTED", "READ UNCOMMITTED"] {
         let mut conn = PgConnection::connect(&db.url).await.unwrap();
         let truncate = format!("BEGIN ISOLATION LEVEL {level}; TRUNCATE item");
-        Postgres::execute(&mut conn, &truncate).await.unwrap();
+        Postgres::run(&mut conn, &truncate).await;
     }
 }
 
@@ -125,12 +125,11 @@ async fn a_bypass_does_not_wait_for_another_one() {
     let mut transactions = vec![];
     for _ in 0..2 {
         let mut tx = db.pool.begin().await.unwrap();
-        Postgres::execute(
+        Postgres::run(
             &mut tx,
             "SET LOCAL lock_timeout = '2s'; SELECT tower_fence.bypass('tidy up')",
         )
-        .await
-        .unwrap();
+        .await;
         transactions.push(tx);
     }
     for tx in transactions {
@@ -212,7 +211,7 @@ async fn settings_of_a_session_change_no_resource() {
         let session = async |changed: bool| {
             let mut conn = PgConnection::connect(&db.url).await.unwrap();
             for set in all.clone().filter(|_| changed) {
-                Postgres::execute(&mut conn, &set).await.unwrap();
+                Postgres::run(&mut conn, &set).await;
             }
             conn
         };
@@ -227,7 +226,7 @@ async fn settings_of_a_session_change_no_resource() {
         let mut tx = conn.begin().await.unwrap();
         let admit = sqlx::query("SELECT tower_fence.admit($1, nextval('tokens'))").bind(&resource);
         admit.execute(&mut *tx).await.unwrap();
-        Postgres::execute(&mut tx, &write).await.unwrap();
+        Postgres::run(&mut tx, &write).await;
         tx.commit().await.unwrap();
     }
 }
@@ -241,7 +240,7 @@ async fn cast_of_an_enum_misleads_no_guard() {
          CREATE TABLE item (colour colour, paint paint); \
          CREATE FUNCTION always_red(colour) RETURNS text LANGUAGE sql AS $$ SELECT 'red' $$; \
          CREATE CAST (colour AS text) WITH FUNCTION always_red(colour) AS IMPLICIT";
-    Postgres::execute(&mut conn, set_up).await.unwrap();
+    Postgres::run(&mut conn, set_up).await;
     for pattern in ["{colour}", "{paint}"] {
         let protect = sqlx::query("SELECT tower_fence.protect('item', $1)").bind(pattern);
         protect.execute(&mut *conn).await.unwrap();

@@ -70,9 +70,7 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     ))
     .await;
     let protect = "SELECT tower_fence.protect('shop.own', '{sku}')";
-    execute(&mut conn, "CREATE TABLE shop.own (sku text)")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "CREATE TABLE shop.own (sku text)").await;
     is_refused(execute(&mut conn, protect).await, "42501");
     db.execute(&format!(
         "GRANT USAGE ON SCHEMA tower_fence TO {owner}; \
@@ -98,7 +96,7 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
          AND pronamespace = 'shop'::regnamespace AND prosecdef \
          AND NOT has_function_privilege('{reader}', oid, 'EXECUTE') AND NOT has_function_privilege('public', oid, 'EXECUTE')"
     );
-    execute(&mut conn, protect).await.unwrap();
+    Postgres::run(&mut conn, protect).await;
     assert_eq!(db.number(&is_owned).await, 1);
     let refused = in_transaction(&mut conn, "INSERT INTO shop.own VALUES ('a')").await;
     assert!(
@@ -108,22 +106,17 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     );
     // The owner may remove the protection. If a superuser protects the table, the guard still has
     // the owner's rights.
-    execute(&mut conn, "SELECT tower_fence.unprotect('shop.own')")
-        .await
-        .unwrap();
-    execute(&mut conn, "INSERT INTO shop.own VALUES ('a')")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "SELECT tower_fence.unprotect('shop.own')").await;
+    Postgres::run(&mut conn, "INSERT INTO shop.own VALUES ('a')").await;
     db.execute(protect).await;
     assert_eq!(db.number(&is_owned).await, 1);
 
     // Policies hide rows from the guard.
-    execute(
+    Postgres::run(
         &mut conn,
         "ALTER TABLE shop.own ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
     )
-    .await
-    .unwrap();
+    .await;
     is_refused(
         in_transaction(&mut conn, "TRUNCATE shop.own").await,
         "42501",
@@ -154,7 +147,7 @@ async fn search_paths_and_temporary_tables_mislead_no_guard() {
     in_transaction(&mut conn, &format!("{}{WRITE_A}", admissions(["a"])))
         .await
         .unwrap();
-    execute(&mut conn, ASTRAY).await.unwrap();
+    Postgres::run(&mut conn, ASTRAY).await;
     let write = "UPDATE whole SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1; \
          UPDATE parts SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1";
     let [admit_a, admit_b] = ["a", "b"].map(|resource| admissions([resource]));
@@ -172,7 +165,7 @@ async fn search_paths_and_temporary_tables_mislead_no_guard() {
     // A guard that resolves names with the search path of its caller is misled.
     for guard in ["fence_guard_whole", "fence_guard_parts"] {
         let reset = format!("ALTER FUNCTION public.{guard}() RESET search_path");
-        execute(&mut conn, &reset).await.unwrap();
+        Postgres::run(&mut conn, &reset).await;
     }
     in_transaction(&mut conn, &format!("{admit_b}{write}"))
         .await
@@ -186,12 +179,11 @@ async fn session_in_replica_role_is_refused() {
     let replica = format!("SET LOCAL session_replication_role = replica; {WRITE_A}");
     is_unfenced(in_transaction(&mut conn, &replica).await, "whole", "a");
     // With this setting, triggers in the default mode do not fire.
-    execute(
+    Postgres::run(
         &mut conn,
         "ALTER TABLE whole ENABLE TRIGGER ALL; ALTER TABLE parts ENABLE TRIGGER ALL",
     )
-    .await
-    .unwrap();
+    .await;
     in_transaction(&mut conn, &replica).await.unwrap();
 }
 
@@ -209,16 +201,14 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     .migrate()
     .await
     .unwrap();
-    execute(&mut conn, super::protection::TABLES).await.unwrap();
+    Postgres::run(&mut conn, super::protection::TABLES).await;
     let bypass = "SELECT tower_fence.bypass('stock was counted')";
     for allowed in [
         format!("{bypass}; {WRITE_A}; DELETE FROM parts; TRUNCATE whole"),
         format!("{bypass}; SELECT tower_fence.bypass('again'); DELETE FROM parts"),
         format!("SAVEPOINT s; {bypass}; RELEASE s; DELETE FROM parts"),
     ] {
-        execute(&mut conn, &format!("BEGIN; {allowed}; ROLLBACK"))
-            .await
-            .unwrap();
+        Postgres::run(&mut conn, &format!("BEGIN; {allowed}; ROLLBACK")).await;
     }
     in_transaction(&mut conn, &format!("{bypass}; {WRITE_A}"))
         .await
@@ -260,13 +250,12 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     assert!(!log.contains("nextval"));
 
     // Old records are removed.
-    execute(
+    Postgres::run(
         &mut conn,
         "UPDATE tower_fence.bypasses SET begun_at = now() - interval '367 days'",
     )
-    .await
-    .unwrap();
-    execute(&mut conn, bypass).await.unwrap();
+    .await;
+    Postgres::run(&mut conn, bypass).await;
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM tower_fence.bypasses")
         .fetch_one(&mut conn)
         .await
@@ -311,12 +300,11 @@ async fn restored(db: &Fresh<Postgres>, options: &[&str]) -> Fresh<Postgres> {
 async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(
+    Postgres::run(
         &mut conn,
         "SELECT tower_fence.protect('whole', 'it''s {sku}%')",
     )
-    .await
-    .unwrap();
+    .await;
     in_transaction(
         &mut conn,
         &format!("{}{WRITE_A}", admissions(["a", "it''s a%"])),
@@ -354,12 +342,12 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
             .replace("age(f.xmin) <= 0", "true")
             .replace("age(b.xmin) <= 0", "true");
         assert_ne!(careless, text);
-        execute(&mut copy, &careless).await.unwrap();
+        Postgres::run(&mut copy, &careless).await;
         assert!(
             comes_round(&restored).await,
             "without the age check, no old admission allowed a write, so the test proves nothing"
         );
-        execute(&mut copy, &text).await.unwrap();
+        Postgres::run(&mut copy, &text).await;
     }
 }
 
@@ -370,33 +358,31 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
         // This transaction id is reached soon, whichever sessions begin the transactions before it.
         let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20";
         let next = Postgres::number(&mut conn, next).await.unwrap();
-        execute(
+        Postgres::run(
             &mut conn,
             &format!(
                 "UPDATE tower_fence.resources SET admitted_by = '{next}'; \
                  DELETE FROM tower_fence.bypasses; INSERT INTO tower_fence.bypasses VALUES ('{next}', 'me', 'then', now())"
             ),
-        )
-        .await
-        .unwrap();
+        ).await;
         loop {
-            execute(&mut conn, "BEGIN").await.unwrap();
+            Postgres::run(&mut conn, "BEGIN").await;
             let number: i64 = sqlx::query_scalar("SELECT pg_current_xact_id()::text::bigint")
                 .fetch_one(&mut *conn)
                 .await
                 .unwrap();
             if number == next {
                 let write = "UPDATE whole SET n = 5 WHERE sku = 'a'";
-                execute(&mut conn, "SAVEPOINT s").await.unwrap();
+                Postgres::run(&mut conn, "SAVEPOINT s").await;
                 let written = execute(&mut conn, write).await;
-                execute(&mut conn, "ROLLBACK TO s").await.unwrap();
+                Postgres::run(&mut conn, "ROLLBACK TO s").await;
                 // A bypass of this transaction replaces the old one.
                 let bypass = format!("SELECT tower_fence.bypass('now'); {write}");
-                execute(&mut conn, &bypass).await.unwrap();
-                execute(&mut conn, "ROLLBACK").await.unwrap();
+                Postgres::run(&mut conn, &bypass).await;
+                Postgres::run(&mut conn, "ROLLBACK").await;
                 return written.is_ok();
             }
-            execute(&mut conn, "COMMIT").await.unwrap();
+            Postgres::run(&mut conn, "COMMIT").await;
             if number > next {
                 break;
             }

@@ -85,22 +85,18 @@ async fn view_shows_each_guard_and_each_missing_one() {
         ),
     ];
     for (change, hole) in rows {
-        execute(&mut conn, &format!("BEGIN; {change}"))
-            .await
-            .unwrap();
+        Postgres::run(&mut conn, &format!("BEGIN; {change}")).await;
         let found = holes(&mut conn).await;
         assert!(found.join(",").contains(hole), "{change}: {found:?}");
         // Another call to `protect` repairs them.
         if !change.contains("DETACH") {
-            execute(
+            Postgres::run(
                 &mut conn,
                 "SELECT tower_fence.protect('whole', '{sku}'), tower_fence.protect('parts', '{sku}')",
-            )
-            .await
-            .unwrap();
+            ).await;
             assert_eq!(holes(&mut conn).await, [""; 0], "{change}");
         }
-        execute(&mut conn, "ROLLBACK").await.unwrap();
+        Postgres::run(&mut conn, "ROLLBACK").await;
     }
 }
 
@@ -108,13 +104,11 @@ async fn view_shows_each_guard_and_each_missing_one() {
 async fn later_partition_is_protected_except_against_truncate() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(
+    Postgres::run(
         &mut conn,
         "CREATE TABLE part_4 PARTITION OF parts FOR VALUES IN ('e'); CREATE TABLE part_5 (LIKE parts); \
          INSERT INTO part_5 VALUES (1, 'f', 1); ALTER TABLE parts ATTACH PARTITION part_5 FOR VALUES IN ('f')",
-    )
-    .await
-    .unwrap();
+    ).await;
     for (write, partition, resource) in [
         ("INSERT INTO parts VALUES (1, 'e', 1)", "part_4", "e"),
         ("INSERT INTO part_4 VALUES (1, 'e', 1)", "part_4", "e"),
@@ -128,12 +122,8 @@ async fn later_partition_is_protected_except_against_truncate() {
         holes(&mut conn).await,
         ["part_4 truncate", "part_5 truncate"]
     );
-    execute(&mut conn, "BEGIN; TRUNCATE part_5; ROLLBACK")
-        .await
-        .unwrap();
-    execute(&mut conn, "SELECT tower_fence.protect('parts', '{sku}')")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "BEGIN; TRUNCATE part_5; ROLLBACK").await;
+    Postgres::run(&mut conn, "SELECT tower_fence.protect('parts', '{sku}')").await;
     is_unfenced(
         in_transaction(&mut conn, "TRUNCATE part_5").await,
         "part_5",
@@ -164,9 +154,7 @@ async fn partitions_are_written_and_truncated_by_themselves() {
 async fn protected_table_cannot_become_a_partition_or_child() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(&mut conn, "CREATE TABLE forebear (LIKE whole)")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "CREATE TABLE forebear (LIKE whole)").await;
     for change in [
         "ALTER TABLE whole INHERIT forebear",
         "ALTER TABLE parts ATTACH PARTITION whole FOR VALUES IN ('z')",
@@ -179,32 +167,29 @@ async fn protected_table_cannot_become_a_partition_or_child() {
     }
     // Without the guard `fence_guard_attach`, the table could become a partition, and no guard
     // would check writes through the parent.
-    execute(
+    Postgres::run(
         &mut conn,
         "DROP TRIGGER fence_guard_attach ON whole; DROP TRIGGER fence_guard_insert ON whole; \
          DROP TRIGGER fence_guard_update ON whole; DROP TRIGGER fence_guard_delete ON whole; \
          ALTER TABLE whole INHERIT forebear",
     )
-    .await
-    .unwrap();
+    .await;
 }
 
 #[tokio::test]
 async fn foreign_keys_write_to_protected_tables_too() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(
+    Postgres::run(
         &mut conn,
         "CREATE TABLE orders (id int PRIMARY KEY); INSERT INTO orders VALUES (1), (2); \
          CREATE TABLE lines (sku text, n int REFERENCES orders ON DELETE CASCADE ON UPDATE CASCADE); \
          CREATE TABLE notes (sku text, n int REFERENCES orders ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED); \
          INSERT INTO lines VALUES ('x', 1); INSERT INTO notes VALUES ('y', 2)",
-    )
-    .await
-    .unwrap();
+    ).await;
     let protect =
         "SELECT tower_fence.protect('lines', '{sku}'), tower_fence.protect('notes', '{sku}')";
-    execute(&mut conn, protect).await.unwrap();
+    Postgres::run(&mut conn, protect).await;
     for (write, table, resource) in [
         ("DELETE FROM orders WHERE id = 1", "lines", "x"),
         ("UPDATE orders SET id = 3 WHERE id = 1", "lines", "x"),
@@ -226,7 +211,7 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
     let mut conn = db.pool.acquire().await.unwrap();
     let columns = "(id int, sku varchar(9), \"user\" text, relation text, unfenced uuid, \"Odd \"\"name\" text, \
          tg_op text, r int, flag boolean, gone int)";
-    execute(
+    Postgres::run(
         &mut conn,
         &format!(
             "CREATE SEQUENCE tokens; \
@@ -234,8 +219,7 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
              CREATE TABLE part PARTITION OF parts DEFAULT"
         ),
     )
-    .await
-    .unwrap();
+    .await;
     let row = "(7, 'sku-1', 'me', 'cd', '00000000-0000-0000-0000-000000000001', 'odd', 'op', 3, false, 0)";
     for (table, written) in [("whole", "whole"), ("parts", "part")] {
         for (pattern, expected) in [
@@ -281,12 +265,11 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
         let refused = is_refused(in_transaction(&mut conn, &nameless).await, "TF428");
         assert!(refused.message.contains("has no resource"), "{refused:?}");
         // This session has already written to the table.
-        execute(
+        Postgres::run(
             &mut conn,
             &format!("ALTER TABLE {table} DROP COLUMN gone, ADD COLUMN came int"),
         )
-        .await
-        .unwrap();
+        .await;
         let refused = in_transaction(
             &mut conn,
             &format!("INSERT INTO {table} (id, sku) VALUES (6, 'b')"),
@@ -301,9 +284,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
     for change in ["RENAME COLUMN sku TO article", "DROP COLUMN sku CASCADE"] {
         let db = with_tables().await;
         let mut conn = db.pool.acquire().await.unwrap();
-        execute(&mut conn, &format!("ALTER TABLE whole {change}"))
-            .await
-            .unwrap();
+        Postgres::run(&mut conn, &format!("ALTER TABLE whole {change}")).await;
         for write in [
             "UPDATE whole SET n = 0",
             "DELETE FROM whole",
@@ -322,9 +303,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
         let missing = "SELECT count(*) FROM tower_fence.protected_tables \
              WHERE relation = 'whole'::regclass AND missing_columns = '{sku}'";
         assert_eq!(db.number(missing).await, 5, "{change}");
-        execute(&mut conn, "SELECT tower_fence.protect('whole', 'row/{id}')")
-            .await
-            .unwrap();
+        Postgres::run(&mut conn, "SELECT tower_fence.protect('whole', 'row/{id}')").await;
         assert_eq!(db.number(missing).await, 0, "{change}");
         let write = "UPDATE whole SET n = 0 WHERE id = 1";
         is_unfenced(in_transaction(&mut conn, write).await, "whole", "row/1");
@@ -332,9 +311,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
     // The same holds for a partitioned table.
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(&mut conn, "ALTER TABLE parts RENAME COLUMN sku TO article")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "ALTER TABLE parts RENAME COLUMN sku TO article").await;
     for write in [
         "UPDATE parts SET n = 0",
         "DELETE FROM part_1",
@@ -360,7 +337,7 @@ async fn owner_of_an_enumeration_changes_no_resource() {
          ALTER TYPE color RENAME TO color_old; CREATE TYPE color AS ENUM ('r', 'g'); \
          CREATE FUNCTION other(color_old) RETURNS color LANGUAGE sql AS $$SELECT 'g'::color$$; \
          CREATE CAST (color_old AS color) WITH FUNCTION other(color_old)";
-    execute(&mut conn, setup).await.unwrap();
+    Postgres::run(&mut conn, setup).await;
     let write = format!("{}INSERT INTO paint VALUES ('r', 1)", admissions(["p/g"]));
     is_unfenced(in_transaction(&mut conn, &write).await, "paint", "p/r");
     let write = format!("{}INSERT INTO paint VALUES ('r', 1)", admissions(["p/r"]));
@@ -379,7 +356,7 @@ async fn pattern_may_name_columns_with_reserved_names() {
              CREATE TABLE odd_1 PARTITION OF odd FOR VALUES IN (1); \
              SELECT tower_fence.protect('odd', '{{{column}}}')"
         );
-        execute(&mut conn, &setup).await.unwrap();
+        Postgres::run(&mut conn, &setup).await;
         let write = format!("{}INSERT INTO odd VALUES ('a', 1)", admissions(["a"]));
         in_transaction(&mut conn, &write).await.unwrap();
         let write = format!("{}UPDATE odd SET n = 1", admissions(["b"]));
@@ -401,11 +378,11 @@ async fn renamed_column_is_not_mistaken_for_something_else() {
             "CREATE TABLE odd ({column} text, n int); INSERT INTO odd VALUES ('a', 1), ('b', 2); \
              SELECT tower_fence.protect('odd', 'f/{{{column}}}')"
         );
-        execute(&mut conn, &setup).await.unwrap();
+        Postgres::run(&mut conn, &setup).await;
         let write = format!("{}UPDATE odd SET n = 0", admissions(["f/a"]));
         is_unfenced(in_transaction(&mut conn, &write).await, "odd", "f/b");
         let rename = format!("ALTER TABLE odd RENAME COLUMN {column} TO lost");
-        execute(&mut conn, &rename).await.unwrap();
+        Postgres::run(&mut conn, &rename).await;
         let names = [
             "odd", "false", "UPDATE", "1", "2", "text", "(a,0)", "(b,0)", "a", "b",
         ];
@@ -430,7 +407,7 @@ async fn detached_partition_gets_a_guard_of_its_own() {
          SELECT tower_fence.protect('live', 'live/{s}'); \
          ALTER TABLE live DETACH PARTITION live_1; \
          SELECT tower_fence.protect('live_1', 'archive')";
-    execute(&mut conn, setup).await.unwrap();
+    Postgres::run(&mut conn, setup).await;
     let write = format!("{}UPDATE live SET k = 2", admissions(["archive"]));
     is_unfenced(in_transaction(&mut conn, &write).await, "live_2", "live/b");
     for (resource, write) in [
@@ -447,16 +424,14 @@ async fn detached_partition_gets_a_guard_of_its_own() {
 async fn error_names_tables_that_cannot_be_protected() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(
+    Postgres::run(
         &mut conn,
         "CREATE VIEW seen AS TABLE whole; CREATE MATERIALIZED VIEW kept AS TABLE whole; \
          CREATE TEMPORARY TABLE mine (sku text); CREATE TABLE old (sku text); CREATE TABLE young () INHERITS (old); \
          CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; \
          CREATE FOREIGN TABLE far (sku text) SERVER s; CREATE TABLE half (sku text) PARTITION BY LIST (sku); \
          CREATE FOREIGN TABLE half_far PARTITION OF half DEFAULT SERVER s",
-    )
-    .await
-    .unwrap();
+    ).await;
     for (arguments, code) in [
         ("'seen', '{sku}'", "42809"),
         ("'kept', '{sku}'", "42809"),
@@ -525,28 +500,23 @@ async fn removed_protection_restores_the_table() {
     let made = "SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fence%') \
          + (SELECT count(*) FROM pg_proc WHERE prorettype = 'trigger'::regtype AND proname LIKE 'fence%')";
     assert_eq!(db.number(made).await, 5 + 2 * 5 + 2);
-    execute(
+    Postgres::run(
         &mut conn,
         "SELECT tower_fence.protect('whole', '{id}'), tower_fence.protect('parts', '{id}')",
     )
-    .await
-    .unwrap();
+    .await;
     assert_eq!(db.number(made).await, 5 + 2 * 5 + 2);
-    execute(
+    Postgres::run(
         &mut conn,
         "SELECT tower_fence.unprotect('whole'), tower_fence.unprotect('parts'), tower_fence.unprotect('twin')",
-    )
-    .await
-    .unwrap();
+    ).await;
     assert_eq!(
         db.number(made).await
             + db.number("SELECT count(*) FROM tower_fence.protected_tables")
                 .await,
         0
     );
-    execute(&mut conn, "DELETE FROM whole; TRUNCATE parts; ALTER TABLE parts ATTACH PARTITION whole FOR VALUES IN ('z')")
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "DELETE FROM whole; TRUNCATE parts; ALTER TABLE parts ATTACH PARTITION whole FOR VALUES IN ('z')").await;
     assert_eq!(rows(&mut conn, "parts").await, "");
 }
 
@@ -559,12 +529,11 @@ async fn tables_of_any_name_and_schema_are_protected() {
     let umlauts = "ä".repeat(31);
     let schemas =
         ["odd \"schema", "public", "pg_x"].map(|name| format!("\"{}\"", name.replace('"', "\"\"")));
-    execute(
+    Postgres::run(
         &mut conn,
         &format!("CREATE SEQUENCE tokens; CREATE SCHEMA {}", schemas[0]),
     )
-    .await
-    .unwrap();
+    .await;
     let names = [
         "new",
         "old",
@@ -622,12 +591,11 @@ async fn tables_of_any_name_and_schema_are_protected() {
                 // The first table is dropped, because the partitioned table has the same name. The
                 // partitioned tables remain for the count of functions below.
                 if partition.is_empty() {
-                    execute(
+                    Postgres::run(
                         &mut conn,
                         &format!("SELECT tower_fence.unprotect('{literal}'); DROP TABLE {table}"),
                     )
-                    .await
-                    .unwrap();
+                    .await;
                 }
             }
         }

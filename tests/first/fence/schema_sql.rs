@@ -63,7 +63,7 @@ async fn script_restores_the_search_path_of_its_transaction() {
         "SET LOCAL search_path = public, pg_temp; {}",
         db.fence().schema_sql()
     );
-    Postgres::execute(&mut tx, &script).await.unwrap();
+    Postgres::run(&mut tx, &script).await;
     let path: String = sqlx::query_scalar("SELECT current_setting('search_path')")
         .fetch_one(&mut *tx)
         .await
@@ -110,7 +110,7 @@ async fn upgrade_by_hand_keeps_privileges_and_the_search_path() {
         ),
         format!("BEGIN; -- {newer}; INSERT INTO ledger (entry) VALUES (1); COMMIT"),
     ] {
-        Postgres::execute(&mut conn, &part).await.unwrap();
+        Postgres::run(&mut conn, &part).await;
     }
     let kept = format!(
         "SELECT has_function_privilege('{role}', 'tower_fence.max_token(text)', 'EXECUTE') \

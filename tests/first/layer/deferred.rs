@@ -113,9 +113,7 @@ async fn handler<DB: TestDatabase>(
         }
         _ => {
             let mut tx = pending.begin().await?;
-            DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({token})"))
-                .await
-                .unwrap();
+            DB::run(&mut tx, &format!("INSERT INTO ledger VALUES ({token})")).await;
             return Ok(match what.as_str() {
                 "begin" => "begun".into_response(),
                 "begin-and-linger" => std::future::pending().await,

@@ -65,9 +65,7 @@ async fn read<DB: TestDatabase>(State(plan): Shared<DB>) -> String {
 }
 
 async fn write<DB: TestDatabase>(State(plan): Shared<DB>, mut tx: FencedTx<DB>) {
-    DB::execute(&mut tx, "UPDATE stock SET n = n + 1")
-        .await
-        .unwrap();
+    DB::run(&mut tx, "UPDATE stock SET n = n + 1").await;
     plan.writes.fetch_add(1, Relaxed);
     plan.writers.acquire().await.unwrap().forget();
 }

@@ -56,9 +56,7 @@ pub async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
 
 pub async fn insert<DB: TestDatabase>(tx: &mut FencedTx<DB>) {
     let entry = tx.admitted().token().get();
-    DB::execute(tx, &format!("INSERT INTO ledger VALUES ({entry})"))
-        .await
-        .unwrap();
+    DB::run(tx, &format!("INSERT INTO ledger VALUES ({entry})")).await;
 }
 
 pub async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, admitted: Admitted) -> String {
@@ -101,9 +99,7 @@ pub async fn stream<DB: TestDatabase>(mut tx: FencedTx<DB>) -> Response {
 
 pub async fn defer<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
     insert(&mut tx).await;
-    DB::execute(&mut tx, "INSERT INTO child VALUES (404)")
-        .await
-        .unwrap();
+    DB::run(&mut tx, "INSERT INTO child VALUES (404)").await;
     StatusCode::OK
 }
 

@@ -47,9 +47,7 @@ impl Plan {
 /// Writes an entry, waits at the gate, and answers with the number of the call.
 pub async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, plan: Extension<Arc<Plan>>) -> Response {
     let call = plan.calls.fetch_add(1, Relaxed) + 1;
-    DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({call})"))
-        .await
-        .unwrap();
+    DB::run(&mut tx, &format!("INSERT INTO ledger VALUES ({call})")).await;
     plan.gate.acquire().await.unwrap().forget();
     if call <= plan.failures {
         // Longer than a response that can be stored.
@@ -82,18 +80,14 @@ pub async fn broken<DB: TestDatabase>(tx: FencedTx<DB>, plan: Extension<Arc<Plan
 }
 
 pub async fn commit<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
-    DB::execute(&mut tx, "INSERT INTO ledger VALUES (1)")
-        .await
-        .unwrap();
+    DB::run(&mut tx, "INSERT INTO ledger VALUES (1)").await;
     let outcome = tx.commit().await;
     assert_matches!(outcome, Err(CommitError::Unrecorded));
     StatusCode::OK
 }
 
 pub async fn by_hand<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
-    DB::execute(&mut tx, "INSERT INTO ledger VALUES (1); ROLLBACK")
-        .await
-        .unwrap();
+    DB::run(&mut tx, "INSERT INTO ledger VALUES (1); ROLLBACK").await;
     StatusCode::OK
 }
 

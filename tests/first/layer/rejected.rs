@@ -51,9 +51,7 @@ async fn status(Path((_, status)): Path<(String, u16)>) -> StatusCode {
 }
 
 async fn used<DB: TestDatabase>(mut tx: FencedTx<DB>, path: Path<(String, u16)>) -> StatusCode {
-    DB::execute(&mut tx, "INSERT INTO ledger VALUES (1)")
-        .await
-        .unwrap();
+    DB::run(&mut tx, "INSERT INTO ledger VALUES (1)").await;
     status(path).await
 }
 

@@ -57,9 +57,7 @@ async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, all: Admitted) -> String {
         (&all[0].resource, all[0].token)
     );
     let entry = all.token();
-    DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
-        .await
-        .unwrap();
+    DB::run(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})")).await;
     let all = all
         .iter()
         .map(|one| format!("{}={}", one.resource, one.token));
@@ -67,9 +65,7 @@ async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, all: Admitted) -> String {
 }
 
 async fn fail<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
-    DB::execute(&mut tx, "INSERT INTO ledger VALUES (0)")
-        .await
-        .unwrap();
+    DB::run(&mut tx, "INSERT INTO ledger VALUES (0)").await;
     StatusCode::CONFLICT
 }
 
@@ -211,11 +207,9 @@ async fn move_one(conn: &mut PgConnection, from: &str, to: &str) {
     let other = Postgres::number(conn, &level(to)).await.unwrap();
     for (sku, n) in [(from, one - 1), (to, other + 1)] {
         let set = format!("UPDATE stock SET n = {n} WHERE sku = '{sku}'");
-        Postgres::execute(conn, &set).await.unwrap();
+        Postgres::run(conn, &set).await;
     }
-    Postgres::execute(conn, "INSERT INTO moves VALUES (1)")
-        .await
-        .unwrap();
+    Postgres::run(conn, "INSERT INTO moves VALUES (1)").await;
 }
 
 /// Runs transfers, half of them in each direction. Returns the number of refusals. The first

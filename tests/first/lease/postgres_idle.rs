@@ -183,7 +183,7 @@ async fn lease_is_granted_above_a_moving_floor() {
     let mut removal = db.pool.begin().await.unwrap();
     let raise =
         format!("UPDATE tower_fence.floors SET floor = {ABOVE_ALL_EPOCHS} WHERE partition = 110");
-    Postgres::execute(&mut removal, &raise).await.unwrap();
+    Postgres::run(&mut removal, &raise).await;
     let pool = db.pool.clone();
     let acquire = "SELECT token FROM tower_fence.acquire('sku-1', '1 min')";
     let waits =
@@ -266,7 +266,7 @@ async fn rows_used_while_a_removal_waits_stay() {
         .await;
         let mut writer = db.pool.begin().await.unwrap();
         let lock = "SELECT FROM tower_fence.floors WHERE partition = 110 FOR SHARE";
-        Postgres::execute(&mut writer, lock).await.unwrap();
+        Postgres::run(&mut writer, lock).await;
         let pool = db.pool.clone();
         let removal = tokio::spawn(async move {
             let remove =
@@ -274,7 +274,7 @@ async fn rows_used_while_a_removal_waits_stay() {
             sqlx::query_scalar::<_, i32>(remove).fetch_one(&pool).await
         });
         db.waits_for_lock().await;
-        Postgres::execute(&mut writer, used).await.unwrap();
+        Postgres::run(&mut writer, used).await;
         writer.commit().await.unwrap();
         assert_eq!(removal.await.unwrap().unwrap(), 0, "{used}");
         assert_eq!(rows(&db).await, (1, 1), "{used}");

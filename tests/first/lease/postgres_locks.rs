@@ -23,7 +23,7 @@ use crate::support::{
 const ID: &str = "an-id-that-the-client-chose";
 
 async fn execute(conn: &mut PgConnection, sql: &str) {
-    Postgres::execute(conn, sql).await.unwrap();
+    Postgres::run(conn, sql).await;
 }
 
 #[tokio::test]

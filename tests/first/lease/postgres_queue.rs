@@ -453,9 +453,7 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
     )
     .await;
     let mut slow = db.pool.begin().await.unwrap();
-    Postgres::execute(&mut slow, "SELECT pg_advisory_xact_lock(1)")
-        .await
-        .unwrap();
+    Postgres::run(&mut slow, "SELECT pg_advisory_xact_lock(1)").await;
     one.release(&sku(), &first.id).await.unwrap();
     eventually!(
         "the grant is in progress",

@@ -36,7 +36,7 @@ async fn advisory_locks_of_other_roles_delay_no_request() {
     let mut locks = stranger.connect().await;
     // This locks all keys that a hash of the name may yield, and those that sessions visibly hold.
     let seeds = "SELECT pg_advisory_lock(hashtextextended('sku-1', seed)) FROM unnest(ARRAY[0, 7463876215]) AS seed";
-    Postgres::execute(&mut locks, seeds).await.unwrap();
+    Postgres::run(&mut locks, seeds).await;
     let first = grant(&leases, &sku(), LONG).await;
     let next = wait(&leases, LONG).await;
     let seen = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid <> \
