@@ -131,7 +131,7 @@ async fn logs_contain_no_secret() {
         (format!("k1:{0} k1:{0}", hexadecimal(&SECRET)), "k1"),
     ] {
         let refused = text.parse::<TokenKeys>().unwrap_err();
-        assert!(refused.to_string().contains(error), "{refused}");
+        assert_contains!(refused.to_string(), error);
         answers.push(format!("{refused} {refused:?}"));
     }
 
@@ -151,7 +151,7 @@ async fn logs_contain_no_secret() {
         .await;
     }
     let logged = log.text();
-    assert!(logged.contains("TRACE"), "{logged}");
+    assert_contains!(logged, "TRACE");
     nothing_of(&secrets, &shown);
     nothing_of(&secrets, &answers.join("\n"));
     // The HTTP messages of the client contain the secrets, but the log does not.
@@ -203,6 +203,6 @@ async fn logs_of_the_example_contain_no_secret() {
         output.contains("TRACE") && output.contains("forged-token"),
         "{output}"
     );
-    assert!(output.contains("signed and verified"), "{output}");
+    assert_contains!(output, "signed and verified");
     nothing_of(&secrets, &output);
 }

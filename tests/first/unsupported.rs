@@ -10,8 +10,5 @@ async fn migration_refuses_an_old_postgres() {
     let pool = PgPoolOptions::new().max_connections(1);
     let pool = pool.connect(&variable("TEST_DATABASE_URL")).await.unwrap();
     let error = Fence::new(pool).migrate().await.unwrap_err().to_string();
-    assert!(
-        error.contains("tower-fence needs Postgres 14 or later, not 13."),
-        "{error}"
-    );
+    assert_contains!(error, "tower-fence needs Postgres 14 or later, not 13.");
 }

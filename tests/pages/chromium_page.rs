@@ -49,7 +49,7 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
 
         browser.click("#leases-rows tr:first-child .danger").await;
         let question = browser.text("#break").await;
-        assert!(question.contains("worker-a holds sku-1"), "{question}");
+        assert_contains!(question, "worker-a holds sku-1");
         // Without confirmation, the lease is not broken.
         browser.click("#break-no").await;
         browser
@@ -116,10 +116,7 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
         browser.goto(&example.console()).await;
         browser.shows("#connection", "live").await;
         let process = browser.text("#process").await;
-        assert!(
-            process.contains(&example.service.id().to_string()),
-            "{process}"
-        );
+        assert_contains!(process, &example.service.id().to_string());
         assert!(browser.text("#live-empty").await.contains("No events yet"));
         if pictured {
             busy_for_a_minute(&example).await;
@@ -143,17 +140,12 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
         browser.shows(refusal, "worker-b holds it now").await;
         let text = browser.text(refusal).await;
         let (presented, highest_stale) = (&first["token"], second["token"].as_i64().unwrap() - 1);
-        assert!(
-            text.contains(&format!(
-                "presented {presented}, highest stale token {highest_stale}"
-            )),
-            "{text}"
+        assert_contains!(
+            text,
+            &format!("presented {presented}, highest stale token {highest_stale}")
         );
-        assert!(text.contains("It was granted to worker-a at"), "{text}");
-        assert!(
-            text.contains(&format!("with token {}, since", second["token"])),
-            "{text}"
-        );
+        assert_contains!(text, "It was granted to worker-a at");
+        assert_contains!(text, &format!("with token {}, since", second["token"]));
         browser.shows("#live-announce", "sku-1, stale").await;
         if !pictured {
             browser.shows("#counts li:nth-child(1) .count", "9").await;
@@ -218,7 +210,7 @@ async fn many_writes_displace_no_event_of_a_lease() {
             "return document.querySelectorAll(\"#live-events [data-kind='admitted']\").length";
         assert_eq!(browser.run(listed).await, 200);
         let text = browser.text("#live-events").await;
-        assert!(text.contains("granted to worker-a"), "{text}");
+        assert_contains!(text, "granted to worker-a");
         browser.is_clean(&example.service.url, &[]).await;
     })
     .await;
@@ -243,10 +235,7 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
         );
         browser.click("#look-up-reset").await;
         let text = browser.text("#reset").await;
-        assert!(
-            text.contains("No client writes with a higher token from now on"),
-            "{text}"
-        );
+        assert_contains!(text, "No client writes with a higher token from now on");
         // Unless the condition is checked, no request is sent.
         browser.click("#reset-yes").await;
         assert_eq!(

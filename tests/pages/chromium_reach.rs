@@ -230,7 +230,7 @@ async fn paused_page_reports_a_restart_of_the_service() {
         browser.click("#live-pause").await;
         browser.shows("#live-events", "sku-2").await;
         let text = browser.text("#live-events").await;
-        assert!(text.contains("are from another process"), "{text}");
+        assert_contains!(text, "are from another process");
     })
     .await;
 }

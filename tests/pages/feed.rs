@@ -49,7 +49,7 @@ impl Reader {
             while let Some((message, rest)) = self.text.split_once("\n\n") {
                 if message.contains("event: end") {
                     // A browser ignores a message without data.
-                    assert!(message.contains("data: "), "{message}");
+                    assert_contains!(message, "data: ");
                     return None;
                 }
                 for line in message.lines() {

@@ -10,4 +10,5 @@ mod feed;
 mod protection;
 mod service;
 
-use tower_fence_tests as support;
+#[macro_use]
+extern crate tower_fence_tests as support;

@@ -69,7 +69,7 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
     assert!(lines <= 1 + began.elapsed().as_secs(), "{log}");
     let metrics = asked(&server, None, Method::GET, "/metrics").await.text;
     let counted = r#"tower_fence_server_refused_total{problem="unauthorized"} 10"#;
-    assert!(metrics.contains(counted), "{metrics}");
+    assert_contains!(metrics, counted);
 }
 
 #[tokio::test]

@@ -154,7 +154,7 @@ async fn late_write_is_refused(worker: fn() -> Command) {
     assert_eq!(paused.exit().await.code(), Some(1), "{}", paused.stdout());
     let log = paused.log();
     assert!(log.starts_with("refused with 412: "), "{log}");
-    assert!(log.contains("stale-token"), "{log}");
+    assert_contains!(log, "stale-token");
     shop.has_nine().await;
 }
 

@@ -125,8 +125,8 @@ async fn text_that_looks_like_a_number_is_printed_as_text() {
         let arguments = ["config", "--redis-key-prefix", text, "--max-requests", "7"];
         let printed = run(&arguments, &[]).await;
         let stdout = &printed.is(0).stdout;
-        assert!(stdout.contains(&line), "{stdout}");
-        assert!(stdout.contains("max-requests = 7  # "), "{stdout}");
+        assert_contains!(stdout, &line);
+        assert_contains!(stdout, "max-requests = 7  # ");
         let again = file(stdout);
         let again = run(&["config", "--config", path(&again)], &[]).await;
         assert!(again.is(0).stdout.contains(&line), "{again:?}");

@@ -208,5 +208,5 @@ fn the_guide_shows_parts_of_the_service() {
     let (_, section) = guide.split_once("\n```python").unwrap();
     let code = shown_code(section);
     assert_parts_of(&unindented(&whole), code, program);
-    assert!(code.contains("tower_fence.admit_header("), "{code}");
+    assert_contains!(code, "tower_fence.admit_header(");
 }

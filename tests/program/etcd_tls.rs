@@ -68,7 +68,7 @@ async fn leases_queues_and_passwords_use_tls() {
 
         let wrong = settings().user("locks", "another").connect(&[&url]).await;
         let messages = messages_of(&wrong.unwrap_err());
-        assert!(messages.contains("authentication failed"), "{messages}");
+        assert_contains!(messages, "authentication failed");
         assert!(!messages.contains("another"), "{messages}");
     }
 }

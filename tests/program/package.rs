@@ -111,12 +111,9 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let (after, before) = (script("postinst"), script("prerm"));
     assert!(!after.contains("deb-systemd-invoke"), "{after}");
     let stops = "[ \"$1\" = remove ]; then\n\tdeb-systemd-invoke stop";
-    assert!(before.contains(stops), "{before}");
+    assert_contains!(before, stops);
     let conffiles = done("dpkg-deb", &["--info", name(&deb), "conffiles"]);
-    assert!(
-        conffiles.contains("/etc/tower-fence/tower-fence.env"),
-        "{conffiles}"
-    );
+    assert_contains!(conffiles, "/etc/tower-fence/tower-fence.env");
 
     let root = Root::mount();
     fs::copy(&deb, root.path("tower-fence.deb")).unwrap();
@@ -187,10 +184,7 @@ async fn the_package_is_installed_runs_and_is_purged() {
 /// Checks the unit with systemd.
 fn verify(unit: &Path, program: &Path, folder: &Path) {
     let text = fs::read_to_string(unit).unwrap();
-    assert!(
-        text.contains("ExecStart=/usr/bin/tower-fence serve\n"),
-        "{text}"
-    );
+    assert_contains!(text, "ExecStart=/usr/bin/tower-fence serve\n");
     let copy = folder.join("tower-fence.service");
     fs::write(&copy, text.replace("/usr/bin/tower-fence", name(program))).unwrap();
     let verified = output("systemd-analyze", &["verify", "--man=no", name(&copy)]);

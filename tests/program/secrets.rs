@@ -93,7 +93,7 @@ async fn server_output_contains_no_secret() {
     shown += &server.stdout();
     let log = server.log();
     assert!(log.contains("DEBUG") && log.contains("started"), "{log}");
-    assert!(log.contains(&redis.addr().to_string()), "{log}");
+    assert_contains!(log, &redis.addr().to_string());
     let (id, token) = (lease["lease_id"].as_str(), lease["fencing_token"].as_str());
     let (_, mac) = token.unwrap().split_once("mac=:").unwrap();
     let secrets = [

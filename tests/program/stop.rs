@@ -161,10 +161,7 @@ async fn second_signal_ends_the_server_immediately() {
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
     let log = server.log();
-    assert!(
-        log.contains("stopped immediately by a second signal"),
-        "{log}"
-    );
+    assert_contains!(log, "stopped immediately by a second signal");
     assert!(renewal.answer.await.unwrap().is_err());
 }
 

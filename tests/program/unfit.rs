@@ -124,5 +124,5 @@ async fn fence_found_unfit_later_stops_the_server() {
     allow(true).await;
     assert_eq!(server.exit().await.code(), Some(78));
     let log = server.log();
-    assert!(log.contains("PUBLIC may execute"), "{log}");
+    assert_contains!(log, "PUBLIC may execute");
 }

@@ -89,7 +89,7 @@ async fn fence_with_citus_installed_later_needs_a_migration() {
         cluster.execute(state).await;
         let sku = Resource::new("sku-1").unwrap();
         let refused = format!("{:?}", fence.check().await.unwrap_err());
-        assert!(refused.contains("Citus"), "{refused}");
+        assert_contains!(refused, "Citus");
         let fresh = cluster.fence().await;
         let value = Token::new(rand::random_range(1..1_000_000)).unwrap();
         let refused = fresh.begin(&sku, value, TokenUse::SingleUse).await;

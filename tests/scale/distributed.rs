@@ -442,10 +442,7 @@ async fn header_is_admitted_on_the_worker_of_its_resource() {
         let kept = format!("SELECT tower_fence.max_token('sku-{number}')");
         assert_eq!(cluster.read::<i64>(&kept).await, 7);
         let refused = cluster.try_execute(&admit).await.unwrap_err();
-        assert!(
-            refused.to_string().contains("was used already"),
-            "{refused}"
-        );
+        assert_contains!(refused.to_string(), "was used already");
         // Citus does not delegate a call with a subquery. In this case, `admit` runs on the
         // coordinator, and the call inside it is delegated.
         let admit = format!("SELECT tower_fence.admit('sku-{number}', (SELECT 8))");

@@ -57,7 +57,7 @@ async fn table_is_protected_only_if_its_guard_reads_the_fence() {
         ),
     ] {
         let refused = cluster.try_execute(&protect).await.unwrap_err().to_string();
-        assert!(refused.contains(reason), "{refused}");
+        assert_contains!(refused, reason);
     }
 }
 
@@ -76,10 +76,7 @@ async fn unadmitted_row_is_refused_on_its_worker() {
     ] {
         let (code, message) = refusal(&mut conn, sql).await;
         assert_eq!(code, "TF428", "{sql}: {message}");
-        assert!(
-            message.contains("public.inventory is written without"),
-            "{message}"
-        );
+        assert_contains!(message, "public.inventory is written without");
     }
     let on_shard = format!("UPDATE {shard} SET n = 0");
     assert_eq!(refusal(&mut on_worker, &on_shard).await.0, "TF428");
@@ -166,17 +163,14 @@ async fn an_owner_writes_without_admissions_while_the_protection_is_off() {
     let write = "UPDATE inventory SET n = n - 1";
     assert_eq!(refusal(&mut conn, write).await.0, "TF428");
     let (_, message) = refusal(&mut conn, "SELECT tower_fence.bypass('a reason')").await;
-    assert!(message.contains("Call unprotect()"), "{message}");
+    assert_contains!(message, "Call unprotect()");
     let unprotect = "SELECT tower_fence.unprotect('inventory')";
     sqlx::raw_sql("RESET citus.enable_unsafe_triggers")
         .execute(&mut conn)
         .await
         .unwrap();
     let (_, message) = refusal(&mut conn, unprotect).await;
-    assert!(
-        message.contains("SET citus.enable_unsafe_triggers = on"),
-        "{message}"
-    );
+    assert_contains!(message, "SET citus.enable_unsafe_triggers = on");
 }
 
 #[tokio::test]

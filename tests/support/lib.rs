@@ -11,6 +11,16 @@ macro_rules! assert_matches {
     };
 }
 
+/// Checks that a text contains a part, and shows both otherwise.
+#[macro_export]
+macro_rules! assert_contains {
+    ($text:expr, $part:expr $(,)?) => {
+        match (&$text, $part) {
+            (text, part) => assert!(text.contains(part), "{part:?} is not in {text}"),
+        }
+    };
+}
+
 /// Calls the function [`eventually`] with a condition that is an expression.
 #[macro_export]
 macro_rules! eventually {

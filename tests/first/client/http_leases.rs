@@ -415,7 +415,7 @@ async fn error_names_the_limits_of_the_issuer() {
         match leases.acquire(&sku(), request).await {
             Err(LeaseError::Invalid { field, detail }) => {
                 assert_eq!(field, expected);
-                assert!(detail.contains(expected), "{detail}");
+                assert_contains!(detail, expected);
             }
             other => panic!("{other:?}"),
         }

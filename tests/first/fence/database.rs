@@ -69,7 +69,7 @@ async fn unreachable_database_is_reported_as_unavailable() {
         .unwrap_err();
     assert_matches!(refused, AdmitError::Unavailable(_));
     let text = format!("{refused:?}");
-    assert!(text.contains(&address), "{text}");
+    assert_contains!(text, &address);
     assert!(!text.contains("sesame"), "no password in an error");
 }
 
@@ -93,10 +93,7 @@ async fn connect_refuses_the_url_of_another_database() {
     let url = db.url.replacen("postgres", "mysql", 1);
     let refused = Fence::<Postgres>::connect(&url).await.unwrap_err();
     let text = refused.to_string();
-    assert!(
-        text.contains("must begin with postgres: or postgresql:"),
-        "{text}"
-    );
+    assert_contains!(text, "must begin with postgres: or postgresql:");
     let refused = Fence::<Sqlite>::connect(&db.url).await.unwrap_err();
     assert!(
         matches!(refused, sqlx::Error::Configuration(_)),

@@ -65,7 +65,7 @@ async fn missing_tables_are_misconfigured_and_name_the_remedy() {
     for server in [first_use, other_schema] {
         let answer = server.write("/sku-1", 5).await;
         answer.is_problem(500, "misconfigured");
-        assert!(answer.text.contains("Fence::migrate"), "{answer:?}");
+        assert_contains!(answer.text, "Fence::migrate");
         assert!(!answer.text.contains("tower_fence.resources"), "{answer:?}");
     }
     let sku = Resource::new("sku-1").unwrap();
@@ -77,7 +77,7 @@ async fn missing_tables_are_misconfigured_and_name_the_remedy() {
         let Err(AdmitError::NotMigrated(cause)) = refused else {
             panic!("{refused:?}");
         };
-        assert!(cause.to_string().contains("Fence::migrate"), "{cause}");
+        assert_contains!(cause.to_string(), "Fence::migrate");
     }
 }
 
@@ -126,7 +126,7 @@ async fn each_tenant_may_have_its_own_schema() {
     let (role, fence) = restricted(&db).await;
     let own = with_schema(&fence, "own");
     let refused = own.migrate().await.unwrap_err().to_string();
-    assert!(refused.contains("permission denied"), "{refused}");
+    assert_contains!(refused, "permission denied");
     db.execute(&format!("CREATE SCHEMA own AUTHORIZATION {role}"))
         .await;
     own.migrate().await.unwrap();
@@ -207,7 +207,7 @@ async fn mismatched_migration_history_is_named() {
     for (statement, expected) in wrong {
         db.execute(statement).await;
         let error = fence.migrate().await.unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
+        assert_contains!(error, expected);
     }
 }
 
@@ -252,9 +252,9 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
         // The fence is new, because a fence caches the result of its check.
         let again = with_schema(&fence, "tower_fence");
         let found = flaw(&again).await.unwrap_or_default();
-        assert!(
-            found.contains("row-level security hides rows of resources in the schema tower_fence"),
-            "{found}"
+        assert_contains!(
+            found,
+            "row-level security hides rows of resources in the schema tower_fence"
         );
         assert_eq!(flaw(&db.fence()).await.is_some(), hidden_from_all);
     }
@@ -283,10 +283,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     Postgres::run(&mut conn, hide).await;
     let admitted = execute(&mut conn, "SELECT own.admit('sku-1', 5)").await;
     let refused = is_refused(admitted, "42501");
-    assert!(
-        refused.message.contains("row-level security"),
-        "{refused:?}"
-    );
+    assert_contains!(refused.message, "row-level security");
     drop(conn);
 }
 
@@ -320,7 +317,7 @@ async fn migrate_gives_up_waiting_for_locks() {
     .await;
     let refused = timeout(Duration::from_secs(60), db.fence().migrate()).await;
     let refused = refused.expect("migrate waits without limit").unwrap_err();
-    assert!(refused.to_string().contains("lock timeout"), "{refused}");
+    assert_contains!(refused.to_string(), "lock timeout");
 }
 
 #[tokio::test]
@@ -341,7 +338,7 @@ async fn encodings_other_than_utf8_are_refused() {
         let refused = refused.unwrap_err().to_string();
         let expected =
             format!("tower-fence needs a database with the encoding UTF8, not {encoding}");
-        assert!(refused.contains(&expected), "{refused}");
+        assert_contains!(refused, &expected);
     }
 }
 
@@ -362,7 +359,7 @@ async fn schema_with_objects_of_the_application_is_refused() {
         let fence = db.fence_with(|fence| fence.schema(schema).unwrap());
         let refused = fence.migrate().await.unwrap_err().to_string();
         let expected = format!("the schema {schema} has objects that do not belong to the fence");
-        assert!(refused.contains(&expected), "{refused}");
+        assert_contains!(refused, &expected);
     }
 }
 
@@ -372,7 +369,7 @@ async fn restored_tables_without_rows_are_refused_with_the_remedy() {
     db.execute("TRUNCATE tower_fence.migrations, tower_fence.floors, tower_fence.epoch_source")
         .await;
     let refused = db.fence().migrate().await.unwrap_err().to_string();
-    assert!(refused.contains("no migration history"), "{refused}");
+    assert_contains!(refused, "no migration history");
     assert!(!refused.contains("do not belong"), "{refused}");
 }
 
@@ -437,11 +434,9 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let pool = db.role(own).await.pool().await;
     let fence = Fence::builder().schema("own").unwrap().build(pool);
     let refused = fence.migrate().await.unwrap_err().to_string();
-    assert!(
-        refused.contains(
-            "no failover can be detected: permission denied for function pg_walfile_name"
-        ),
-        "{refused}"
+    assert_contains!(
+        refused,
+        "no failover can be detected: permission denied for function pg_walfile_name"
     );
     let undetected = Fence::builder().schema("own").unwrap();
     let undetected = undetected.failover_detection(false);

@@ -49,10 +49,7 @@ async fn columns_of_other_types_are_refused() {
         for pattern in [format!("{{{column}}}"), format!("{{sku}}/{{{column}}}")] {
             let refused = protected(&pattern).await.map(drop).unwrap_err();
             let text = refused.to_string();
-            assert!(
-                text.contains(&format!("cannot use the column {column}")),
-                "{text}"
-            );
+            assert_contains!(text, &format!("cannot use the column {column}"));
             assert_eq!(code(Err::<(), _>(refused)), "42P10", "{pattern}");
         }
     }
@@ -270,10 +267,7 @@ async fn virtual_generated_column_cannot_be_a_resource() {
     };
     for resource in ["{name}", "{sku}/{name}"] {
         let refused = protect(resource).await.unwrap_err();
-        assert!(
-            refused.to_string().contains("virtual generated column"),
-            "{refused}"
-        );
+        assert_contains!(refused.to_string(), "virtual generated column");
         assert_eq!(code(Err::<(), _>(refused)), "42P10", "{resource}");
     }
     protect("{sku}").await.unwrap();

@@ -163,7 +163,7 @@ async fn test_detects_incomplete_guards() {
             .fetch_one(&db.pool)
             .await
             .unwrap();
-        assert!(text.contains(old), "{text}");
+        assert_contains!(text, old);
         db.execute(&text.replace(old, new)).await;
     };
     let caught = async |db: &Fresh<Postgres>, what: &str| {

@@ -81,10 +81,7 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     ))
     .await;
     let refused = is_refused(execute(&mut conn, protect).await, "42501");
-    assert!(
-        refused.message.contains("lacks rights on the fence"),
-        "{refused:?}"
-    );
+    assert_contains!(refused.message, "lacks rights on the fence");
     // The hint contains the remedy.
     db.execute(&refused.hint).await;
     is_refused(
@@ -243,9 +240,9 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
         .fetch_one(&mut conn)
         .await
         .unwrap();
-    assert!(
-        log.contains("LOG:  tower-fence: tests bypasses protected tables: stock was counted"),
-        "{log}"
+    assert_contains!(
+        log,
+        "LOG:  tower-fence: tests bypasses protected tables: stock was counted"
     );
     assert!(!log.contains("nextval"));
 
@@ -411,7 +408,7 @@ async fn a_dump_without_rights_opens_no_function() {
     };
     let cause = cause.to_string();
     for function in [" admit, ", " bypass, ", " raise, ", " fence_guard_whole, "] {
-        assert!(cause.contains(function), "{cause}");
+        assert_contains!(cause, function);
     }
     // A role other than the owner gets an error with the reason.
     let grant = format!(
@@ -421,10 +418,7 @@ async fn a_dump_without_rights_opens_no_function() {
     restored.execute(&grant).await;
     let pool = stranger.pool().await;
     let refused = Fence::new(pool.clone()).migrate().await.unwrap_err();
-    assert!(
-        refused.to_string().contains("PUBLIC may execute"),
-        "{refused}"
-    );
+    assert_contains!(refused.to_string(), "PUBLIC may execute");
     pool.close().await;
 
     let fence = restored.fence();

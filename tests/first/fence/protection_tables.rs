@@ -160,10 +160,7 @@ async fn protected_table_cannot_become_a_partition_or_child() {
         "ALTER TABLE parts ATTACH PARTITION whole FOR VALUES IN ('z')",
     ] {
         let refused = execute(&mut conn, change).await.unwrap_err();
-        assert!(
-            refused.message.contains("fence_guard_attach"),
-            "{refused:?}"
-        );
+        assert_contains!(refused.message, "fence_guard_attach");
     }
     // Without the guard `fence_guard_attach`, the table could become a partition, and no guard
     // would check writes through the parent.
@@ -263,7 +260,7 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
         // A row without a value in a column of the pattern has no resource.
         let nameless = format!("INSERT INTO {table} (id) VALUES (1)");
         let refused = is_refused(in_transaction(&mut conn, &nameless).await, "TF428");
-        assert!(refused.message.contains("has no resource"), "{refused:?}");
+        assert_contains!(refused.message, "has no resource");
         // This session has already written to the table.
         Postgres::run(
             &mut conn,
@@ -295,10 +292,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
             let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
             let expected = "the pattern of the protected table public.whole names a column that was renamed or dropped";
             assert!(refused.message.starts_with(expected), "{refused:?}");
-            assert!(
-                refused.hint.contains("tower_fence.protect()"),
-                "{refused:?}"
-            );
+            assert_contains!(refused.hint, "tower_fence.protect()");
         }
         let missing = "SELECT count(*) FROM tower_fence.protected_tables \
              WHERE relation = 'whole'::regclass AND missing_columns = '{sku}'";
@@ -319,10 +313,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
     ] {
         let write = format!("{}{write}", admissions(["a"]));
         let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
-        assert!(
-            refused.message.contains("renamed or dropped"),
-            "{refused:?}"
-        );
+        assert_contains!(refused.message, "renamed or dropped");
     }
 }
 

@@ -434,7 +434,7 @@ async fn error_of_an_invalid_statement_names_its_cause() {
     let Err(WriteError::Statement(cause)) = &refused else {
         panic!("{refused:?}");
     };
-    assert!(cause.to_string().contains("no_such_type"), "{cause}");
+    assert_contains!(cause.to_string(), "no_such_type");
 
     let ruled = "INSERT INTO ruled SELECT 1 FROM fence RETURNING n";
     let refused = write(&fence, ruled).await;

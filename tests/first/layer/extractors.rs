@@ -121,7 +121,7 @@ macro_rules! values_are_columns {
                 .fetch_one(&db.pool)
                 .await;
             let refused = read.unwrap_err().to_string();
-            assert!(refused.contains(error), "{refused}");
+            assert_contains!(refused, error);
         }
         for (column, error) in [
             ("SELECT CAST('' AS TEXT)", "cannot be empty"),
@@ -131,7 +131,7 @@ macro_rules! values_are_columns {
                 .fetch_one(&db.pool)
                 .await;
             let refused = read.unwrap_err().to_string();
-            assert!(refused.contains(error), "{refused}");
+            assert_contains!(refused, error);
         }
         // A column of another type is not a token.
         let text = sqlx::query_scalar::<_, Token>("SELECT CAST('1' AS TEXT)");

@@ -174,7 +174,7 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
         let refused = Answer::to(request).await;
         let problem = refused.is_problem(400, "idempotency-principal-required");
         let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.contains("`Authorization`"), "{detail}");
+        assert_contains!(detail, "`Authorization`");
     }
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
     // With `Authorization` the principal is known. Without a key, no principal is needed.

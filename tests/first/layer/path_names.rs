@@ -165,10 +165,7 @@ async fn missing_path_parameter_error_names_route_and_remedy() {
         let answer = server.write(path, 5).await;
         let problem = answer.is_problem(500, "misconfigured");
         let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.contains("/accounts/{account}`"), "{detail}");
-        assert!(
-            detail.contains("post(handler).layer(FenceLayer::new("),
-            "{detail}"
-        );
+        assert_contains!(detail, "/accounts/{account}`");
+        assert_contains!(detail, "post(handler).layer(FenceLayer::new(");
     }
 }

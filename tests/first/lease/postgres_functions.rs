@@ -72,10 +72,7 @@ async fn script_that_loses_its_lease_is_stopped() {
         ["a", "script", "t", "t"],
         "{stderr}"
     );
-    assert!(
-        stderr.contains("was superseded or used already"),
-        "{stderr}"
-    );
+    assert_contains!(stderr, "was superseded or used already");
     assert_eq!(db.entries().await, 1);
     // The store sees the lease as well.
     is_held(
@@ -103,10 +100,7 @@ async fn script_of_the_guide_commits_nothing_after_a_refusal() {
     let settings = "\\set ON_ERROR_STOP off\n\\set ON_ERROR_ROLLBACK on\n";
     let late = script.replace("BEGIN;", other_holder);
     let (_, stderr) = psql(&db.url, &format!("{settings}{late}"));
-    assert!(
-        stderr.contains("was superseded or used already"),
-        "{stderr}"
-    );
+    assert_contains!(stderr, "was superseded or used already");
     let stock = "SELECT stock FROM inventory";
     assert_eq!(db.number(stock).await, 10);
 

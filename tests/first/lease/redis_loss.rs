@@ -204,7 +204,7 @@ async fn server_without_a_replication_id_is_refused() {
     let LeaseError::Misconfigured(cause) = refused else {
         panic!("{refused:?}");
     };
-    assert!(cause.to_string().contains("master_replid"), "{cause}");
+    assert_contains!(cause.to_string(), "master_replid");
 }
 
 /// The connection is cut after the server has executed the request.

@@ -40,8 +40,8 @@ async fn counter_of_another_epoch_source_is_refused() {
             panic!("{refused:?}");
         };
         let text = cause.to_string();
-        assert!(text.contains(&format!("`{prefix}`")), "{text}");
-        assert!(text.contains("a key prefix for each database"), "{text}");
+        assert_contains!(text, &format!("`{prefix}`"));
+        assert_contains!(text, "a key prefix for each database");
     };
     is_refused(strangers().await.acquire(&sku(), Acquire::new(LONG)).await);
     let second = grant(&leases, &sku(), LONG).await;

@@ -389,6 +389,6 @@ async fn refusals_of_etcd_are_reported() {
         Err(LeaseError::Misconfigured(cause)) => Error::source(&*cause).unwrap().to_string(),
         other => panic!("{other:?}"),
     };
-    assert!(message.contains("permission denied"), "{message}");
+    assert_contains!(message, "permission denied");
     assert_eq!(refused.load(Relaxed), 1);
 }

@@ -62,17 +62,14 @@ async fn user_needs_only_its_prefix_and_renews_its_token() {
         messages
     };
     let without_name = refused(EtcdLeasesBuilder::new(db.fence())).await;
-    assert!(
-        without_name.contains("user name is empty"),
-        "{without_name}"
-    );
+    assert_contains!(without_name, "user name is empty");
     let wrong = refused(build("locks", "p4ssw0rd-not")).await;
     assert!(
         wrong.contains("authentication failed") && !wrong.contains("p4ssw0rd"),
         "{wrong}"
     );
     let elsewhere = refused(build("locks", "p4ssw0rd").key_prefix("elsewhere")).await;
-    assert!(elsewhere.contains("permission denied"), "{elsewhere}");
+    assert_contains!(elsewhere, "permission denied");
 
     let leases = build("locks", "p4ssw0rd")
         .connect(&cluster.urls())

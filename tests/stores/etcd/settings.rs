@@ -41,7 +41,7 @@ async fn invalid_endpoint_is_named_by_index_without_its_text() {
     ] {
         let (field, detail) = invalid(build().connect_lazy(&["http://b:2379", url, "http://c"]));
         assert_eq!(field, "endpoints");
-        assert!(detail.contains("endpoint 2 of 3"), "{detail}");
+        assert_contains!(detail, "endpoint 2 of 3");
         assert!(detail.contains(reason), "{url}: {detail}");
         assert!(!detail.contains("s3cret"), "{detail}");
     }

@@ -106,7 +106,7 @@ async fn second_refused_auth_token_is_an_error() {
         // An auth token may be accepted later, whereas rights do not change by themselves.
         let is_permanent = matches!(refused, LeaseError::Misconfigured(_));
         assert_eq!(is_permanent, refusal == DENIED, "{messages}");
-        assert!(messages.contains(refusal.2), "{messages}");
+        assert_contains!(messages, refusal.2);
         assert_eq!(fetched.load(SeqCst), expected, "{refusal:?}");
     }
 }

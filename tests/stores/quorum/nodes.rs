@@ -48,7 +48,7 @@ async fn a_quorum_has_three_different_nodes_or_five() {
     for twin in [other_name, format!("{b}/3")] {
         let refused = connect(builder(&db), &[a.clone(), b.clone(), twin]).await;
         let text = messages_of(&refused.unwrap_err());
-        assert!(text.contains("another node is the same server"), "{text}");
+        assert_contains!(text, "another node is the same server");
     }
     let five = [
         a.clone(),
@@ -67,7 +67,7 @@ async fn replaceable_server_is_refused_as_a_node() {
     let with = |third: String| [urls[0].clone(), urls[1].clone(), third];
     let refused = connect(builder(&db), &with(shared_cluster_url())).await;
     let said = messages_of(&refused.unwrap_err());
-    assert!(said.contains("part of a cluster"), "{said}");
+    assert_contains!(said, "part of a cluster");
 
     let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     // The master had no replica when it was checked.
@@ -83,7 +83,7 @@ async fn replaceable_server_is_refused_as_a_node() {
     for third in [master.url(), replica.url()] {
         let refused = connect(builder(&db), &with(third)).await;
         let said = messages_of(&refused.unwrap_err());
-        assert!(said.contains("must be standalone servers"), "{said}");
+        assert_contains!(said, "must be standalone servers");
     }
     // The other nodes are a majority. This server is no longer counted.
     leases
@@ -109,7 +109,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     let leases = connect(builder_of(&db), &changed).await.unwrap();
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
     let said = messages_of(&refused.unwrap_err());
-    assert!(said.contains("stop all issuers, delete the keys"), "{said}");
+    assert_contains!(said, "stop all issuers, delete the keys");
     let addresses: Vec<_> = urls.iter().map(|url| url.replace("redis://", "")).collect();
     assert!(
         addresses.iter().all(|address| said.contains(address)),
@@ -120,7 +120,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     let leases = connect(builder_of(&other), &urls).await.unwrap();
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
     let said = messages_of(&refused.unwrap_err());
-    assert!(said.contains("which is not this issuer's"), "{said}");
+    assert_contains!(said, "which is not this issuer's");
 }
 
 /// Runs the documented steps for a change of nodes.

@@ -36,7 +36,7 @@ async fn invalid_url_is_named_by_index_without_its_text() {
             matches!(refused, LeaseError::Misconfigured(_)),
             "{messages}"
         );
-        assert!(messages.contains("node 2 of 3"), "{messages}");
+        assert_contains!(messages, "node 2 of 3");
         assert!(!messages.contains("s3cret"), "{messages}");
     }
 }
@@ -79,11 +79,8 @@ async fn a_node_of_another_quorum_is_named_without_secrets() {
     let refused = our_leases.acquire(&sku(), Acquire::new(LONG)).await;
     let messages = messages_of(&refused.unwrap_err());
     let address = theirs[0].replace("redis://", "");
-    assert!(
-        messages.contains(&format!("on the node `{address}/0`")),
-        "{messages}"
-    );
-    assert!(messages.contains("delete the keys"), "{messages}");
+    assert_contains!(messages, &format!("on the node `{address}/0`"));
+    assert_contains!(messages, "delete the keys");
     assert!(!messages.contains("s3cret"), "{messages}");
 
     delete_keys(&theirs[0], &format!("{prefix}:quorum:*")).await;

@@ -61,7 +61,7 @@ async fn an_error_names_the_address_and_never_the_password() {
         first_contact(builder().connect_lazy(&url)).await,
     ] {
         let texts = messages_of(&error);
-        assert!(texts.contains(&address), "{texts}");
+        assert_contains!(texts, &address);
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
     // The error does not repeat an invalid Redis URL either.

@@ -79,8 +79,8 @@ async fn counter_of_another_epoch_source_is_refused() {
         panic!("{refused:?}");
     };
     let text = cause.to_string();
-    assert!(text.contains("`tower-fence`"), "{text}");
-    assert!(text.contains("a key prefix for each database"), "{text}");
+    assert_contains!(text, "`tower-fence`");
+    assert_contains!(text, "a key prefix for each database");
     let second = grant_and_release(&leases).await;
     assert_eq!(second.token.get(), first.token.get() + 1);
     assert_eq!(highest_epoch(&theirs).await, 0);
