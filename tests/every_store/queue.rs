@@ -10,7 +10,7 @@ use tokio::{
 use tower_fence::lease::{Acquire, LeaseId, Leases, Renew};
 
 use crate::support::{
-    lease::{LONG, grant, granted, is_held, is_lost, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, is_lost, renew_for, sku, wait, waiters},
     soon,
     store::TestStore,
 };
@@ -71,9 +71,7 @@ async fn new_first_waiter_notices_a_shortened_lease<S: TestStore>() {
     let first = grant(&one, &sku(), LONG).await;
     let leaves = wait(&two, LONG).await;
     let stays = wait(&one, LONG).await;
-    one.renew(&sku(), &first.id, Renew::new(Duration::from_secs(2)))
-        .await
-        .unwrap();
+    renew_for(&one, &first, Duration::from_secs(2)).await;
     leaves.abort();
     granted(stays).await;
 }

@@ -13,7 +13,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     functions::{acquire, release, renew},
-    lease::{LONG, grant, sku},
+    lease::{LONG, grant, renew_for, sku},
     postgres::PostgresServer,
 };
 
@@ -92,10 +92,7 @@ async fn only_calls_that_return_tokens_wait_for_the_disk() {
         let repeated = Acquire::new(LONG).lease_id(lease.id.clone());
         leases.acquire(&sku(), repeated).await.unwrap();
         assert!(!is_unflushed(&pool).await, "a repeated request");
-        leases
-            .renew(&sku(), &lease.id, Renew::new(LONG))
-            .await
-            .unwrap();
+        renew_for(&leases, &lease, LONG).await;
         assert!(!is_unflushed(&pool).await, "a renewal");
         let renew = Renew::new(LONG).with_new_token();
         leases.renew(&sku(), &lease.id, renew).await.unwrap();

@@ -6,7 +6,7 @@ use sqlx::Sqlite;
 use tokio::{sync::Mutex, task::JoinHandle, time::timeout};
 use tower_fence::{
     Resource,
-    lease::{Acquire, Lease, LeaseError, Leases},
+    lease::{Acquire, Lease, LeaseError, Leases, Renew},
 };
 
 use crate::{SOON, database::Fresh, eventually};
@@ -22,6 +22,11 @@ pub fn sku() -> Resource {
 
 pub async fn grant<L: Leases>(leases: &L, resource: &Resource, ttl: Duration) -> Lease {
     leases.acquire(resource, Acquire::new(ttl)).await.unwrap()
+}
+
+pub async fn renew_for<L: Leases>(leases: &L, lease: &Lease, ttl: Duration) -> Lease {
+    let renewed = leases.renew(&lease.resource, &lease.id, Renew::new(ttl));
+    renewed.await.unwrap()
 }
 
 /// Acquires and releases `sku-1`. Returns the lease that was held.

@@ -17,7 +17,7 @@ use crate::support::{
     eventually,
     fence::{begin, refuses, token, write},
     functions::{self, acquire, acquire_as, admit, is_refused, release, renew},
-    lease::{LONG, grant, grant_and_release, is_held, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, renew_for, sku},
 };
 
 const ID: &str = "an-id-that-the-client-chose";
@@ -468,10 +468,7 @@ async fn rows_are_updated_in_place() {
     let leases = PostgresLeases::new(db.fence());
     for _ in 0..300 {
         let lease = grant(&leases, &sku(), LONG).await;
-        leases
-            .renew(&sku(), &lease.id, Renew::new(LONG))
-            .await
-            .unwrap();
+        renew_for(&leases, &lease, LONG).await;
         leases.release(&sku(), &lease.id).await.unwrap();
     }
     // Sessions report their counts when they end.

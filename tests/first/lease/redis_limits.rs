@@ -9,7 +9,7 @@ use tower_fence::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, granted, is_lost, sku, wait},
+    lease::{LONG, grant, granted, is_lost, renew_for, sku, wait},
     redis::{RedisServer, connect},
 };
 
@@ -28,10 +28,7 @@ async fn every_call_survives_a_closed_idle_connection() {
     let leases = connect(&server, &db).await;
     let lease = grant(&leases, &sku(), LONG).await;
     connections_are_closed(&server).await;
-    leases
-        .renew(&sku(), &lease.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&leases, &lease, LONG).await;
     connections_are_closed(&server).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     connections_are_closed(&server).await;
@@ -57,8 +54,7 @@ async fn a_full_server_renews_and_releases() {
         .acquire(&other, Acquire::new(LONG))
         .await
         .expect_err("a full server granted a lease");
-    let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, lease.token);
+    assert_eq!(renew_for(&leases, &lease, LONG).await.token, lease.token);
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
     assert!(held.ttl > LONG / 2 && held.token == lease.token, "{held:?}");
     // A full server still executes a script that frees memory, so a release makes room for the next

@@ -19,7 +19,7 @@ use tower_fence::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, renew_for, sku},
     proxy::{Passage, Proxy, Sender},
     redis::{RedisServer, connect, with_leases},
     soon,
@@ -88,10 +88,7 @@ async fn flushed_scripts_are_loaded_again() {
     for _ in 0..2 {
         let lease = grant(&leases, &sku(), LONG).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
-        leases
-            .renew(&sku(), &lease.id, Renew::new(LONG))
-            .await
-            .unwrap();
+        renew_for(&leases, &lease, LONG).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
         leases.inspect(&sku()).await.unwrap().unwrap();
         server.command(&["SCRIPT", "FLUSH"]).await;
@@ -167,10 +164,7 @@ async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     let cut_off = RedisLeases::connect(&server.url(), Unreachable)
         .await
         .unwrap();
-    cut_off
-        .renew(&sku(), &held.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&cut_off, &held, LONG).await;
     server.command(&["FLUSHALL"]).await;
     is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
     assert_eq!(cut_off.inspect(&sku()).await.unwrap(), None);

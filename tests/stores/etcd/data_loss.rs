@@ -11,7 +11,7 @@ use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
-    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, renew_for, sku},
 };
 
 /// Runs the load during `lose`, for our issuer and for the naive one.
@@ -130,10 +130,7 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
     assert!(next.token > highest, "{} {highest}", next.token);
     assert_eq!(highest_epoch(&db).await, epoch + 1);
     // The issuer that has existed since before the restore accepts the new lease.
-    before
-        .renew(&sku(), &next.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&before, &next, LONG).await;
 }
 
 /// Each etcd lease adds an entry to the log without raising the revision. A partition that is used
@@ -183,8 +180,7 @@ async fn repeated_request_after_a_restore_returns_a_higher_token() {
     let again = Acquire::new(LONG).lease_id(first.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > first.token);
-    let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, again.token);
+    assert_eq!(renew_for(&leases, &first, LONG).await.token, again.token);
 }
 
 /// A majority keeps the data, so there is no loss: no epoch begins, and leases continue.
@@ -199,8 +195,7 @@ async fn a_restart_loses_nothing() {
     cluster.is_up().await;
     let other = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     for leases in [&leases, &other] {
-        let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-        assert_eq!(renewed.unwrap().token, lease.token);
+        assert_eq!(renew_for(leases, &lease, LONG).await.token, lease.token);
     }
     assert_eq!(highest_epoch(&db).await, 1);
 }
@@ -228,7 +223,7 @@ async fn process_detects_a_data_folder_older_than_its_state() {
             true => connect(&cluster).await,
             false => leases,
         };
-        who.renew(&sku(), &last.id, Renew::new(LONG)).await.unwrap();
+        renew_for(&who, &last, LONG).await;
         cluster.kill_all();
         cluster.put_back(&copy);
         cluster.start_all();

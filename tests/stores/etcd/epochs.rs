@@ -17,7 +17,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, grant_and_release, highest_epoch, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_lost, renew_for, sku},
     proxy::{Passage, Proxy, Sender},
     redis::fresh_prefix,
     soon,
@@ -49,10 +49,7 @@ async fn counter_of_another_epoch_source_is_refused() {
     let renewal = Renew::new(LONG).with_new_token();
     let renewed = strangers().await.renew(&sku(), &second.id, renewal).await;
     is_lost(renewed);
-    leases
-        .renew(&sku(), &second.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&leases, &second, LONG).await;
     assert_eq!(highest_epoch(&theirs).await, 0);
     // With a separate key prefix, grants succeed.
     grant_and_release(&connect(&theirs, &fresh_prefix()).await).await;

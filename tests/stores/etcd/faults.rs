@@ -30,7 +30,7 @@ use crate::support::{
     http::{Answer, Server},
     lease::{
         LONG, grant, grant_and_release, granted, highest_epoch, is_lost, is_unavailable,
-        next_grant, sku, wait,
+        next_grant, renew_for, sku, wait,
     },
     proxy::{Link, Passage, Proxy, Sender},
     soon,
@@ -90,8 +90,7 @@ async fn frozen_follower_delays_only_one_call() {
     let held = grant(&leases, &sku(), LONG).await;
     cluster.signal(follower, "-STOP");
     let asked_at = Instant::now();
-    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, held.token);
+    assert_eq!(renew_for(&leases, &held, LONG).await.token, held.token);
     leases.release(&sku(), &held.id).await.unwrap();
     let second = grant(&leases, &sku(), LONG).await;
     let renewal = Renew::new(LONG).with_new_token();
@@ -169,8 +168,7 @@ async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
     assert!(asked_at.elapsed() < limit, "{:?}", asked_at.elapsed());
     cluster.start_node(1);
     cluster.is_up().await;
-    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, held.token);
+    assert_eq!(renew_for(&leases, &held, LONG).await.token, held.token);
     assert_eq!(highest_epoch(&db).await, 1);
 }
 

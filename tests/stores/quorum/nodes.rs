@@ -14,7 +14,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, SHORT, grant, grant_and_release, is_unavailable, messages_of, sku},
+    lease::{LONG, SHORT, grant, grant_and_release, is_unavailable, messages_of, renew_for, sku},
     proxy::{Link, Proxy},
     redis::{RedisServer, delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls},
 };
@@ -86,10 +86,7 @@ async fn replaceable_server_is_refused_as_a_node() {
         assert_contains!(said, "must be standalone servers");
     }
     // The other nodes are a majority. This server is no longer counted.
-    leases
-        .renew(&sku(), &lease.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&leases, &lease, LONG).await;
 }
 
 #[tokio::test]
@@ -162,8 +159,7 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         proxies[0].set(away);
         // A new issuer can connect as well.
         connect(settings(), &urls).await.unwrap();
-        let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-        assert_eq!(renewed.unwrap().token, lease.token);
+        assert_eq!(renew_for(&leases, &lease, LONG).await.token, lease.token);
         let other = tower_fence::Resource::new("sku-2").unwrap();
         let other_lease = grant(&leases, &other, LONG).await;
         let (mut listed, mut cursor) = (vec![], None);
@@ -222,10 +218,7 @@ async fn silent_node_is_skipped_until_it_answers() {
     proxy.set(Link::Silent);
     let asked_at = Instant::now();
     for _ in 0..50 {
-        leases
-            .renew(&sku(), &lease.id, Renew::new(LONG))
-            .await
-            .unwrap();
+        renew_for(&leases, &lease, LONG).await;
     }
     // Fifty times the timeout would be much longer.
     assert!(asked_at.elapsed() < 20 * wait, "{:?}", asked_at.elapsed());

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
 
 use crate::support::{
-    lease::{LONG, grant, is_lost, sku},
+    lease::{LONG, grant, is_lost, renew_for, sku},
     soon,
     store::{Quorum, TestStore},
 };
@@ -100,7 +100,5 @@ async fn ttl_shorter_than_its_safety_margin_is_refused() {
             one.renew(&sku(), &lease.id, Renew::new(ttl)).await
         ));
     }
-    one.renew(&sku(), &lease.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&one, &lease, LONG).await;
 }

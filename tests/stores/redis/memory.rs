@@ -17,7 +17,8 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{
-        LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, sku, spawn_acquire,
+        LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, renew_for, sku,
+        spawn_acquire,
     },
     redis::{COUNTER, LEASE, RedisServer, dump, restore, with_leases},
     soon,
@@ -224,10 +225,7 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     let again = Acquire::new(LONG).lease_id(ended.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > last.token, "{} {}", again.token, last.token);
-    leases
-        .renew(&sku(), &ended.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&leases, &ended, LONG).await;
     // The holder may release the restored lease.
     restore(&server, &copy).await;
     leases.release(&sku(), &ended.id).await.unwrap();
@@ -251,8 +249,7 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
     let (server, _db, leases) = with_leases().await;
     let held = grant(&leases, &sku(), LONG).await;
     server.command(&["HSET", COUNTER, "n", "999999999"]).await;
-    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, held.token);
+    assert_eq!(renew_for(&leases, &held, LONG).await.token, held.token);
     let again = Acquire::new(LONG).lease_id(held.id.clone());
     assert_eq!(
         leases.acquire(&sku(), again).await.unwrap().token,
