@@ -136,18 +136,11 @@ async fn text_that_looks_like_a_number_is_printed_as_text() {
 #[tokio::test]
 async fn only_a_url_with_a_password_is_withheld() {
     let url = "postgres://me:hunter2@db/shop";
-    let arguments = [
-        "config",
-        "--database-url",
-        url,
-        "--etcd-url",
-        "http://me@etcd:2379",
-        "--redis-key-prefix",
-        "shop@eu",
-        "--operator-secrets-file",
-        "/etc/locks@2/operators",
-    ];
-    let printed = run(&arguments, &[]).await;
+    let arguments = format!(
+        "config --database-url {url} --etcd-url http://me@etcd:2379 --redis-key-prefix shop@eu \
+         --operator-secrets-file /etc/locks@2/operators"
+    );
+    let printed = run(&Vec::from_iter(arguments.split(' ')), &[]).await;
     for line in [
         "# database-url is set and not shown",
         "etcd-url = \"http://me@etcd:2379\"  # command line",

@@ -241,15 +241,10 @@ async fn server_is_not_ready_while_etcd_refuses_grants() {
         cluster.call(&format!("/v3/auth/{path}"), &body).await;
     }
     let (url, password) = (cluster.urls().remove(0), file("p4ssw0rd"));
-    let arguments = [
-        "--etcd-url",
-        &url,
-        "--etcd-username",
-        "reader",
-        "--etcd-password-file",
-        path(&password),
-    ];
-    let server = Served::start(&db.url, &arguments).await;
+    let password = path(&password);
+    let options =
+        format!("--etcd-url {url} --etcd-username reader --etcd-password-file {password}");
+    let server = Served::start(&db.url, &Vec::from_iter(options.split(' '))).await;
     becomes(&server, 200).await;
     for resource in ["/locks/a", "/locks/b", "/locks/c"] {
         let refused = server.post(resource, &json!({})).await;

@@ -227,17 +227,8 @@ async fn a_lease_on_another_resource_is_released() {
         })
         .await;
         let url = proxy.url(&server.url);
-        let arguments = [
-            "run",
-            "--url",
-            &url,
-            "--resource",
-            "a/../sku-1",
-            "--wait",
-            "1h",
-            "true",
-        ];
-        run(&arguments, &[])
+        let line = format!("run --url {url} --resource a/../sku-1 --wait 1h true");
+        run(&Vec::from_iter(line.split(' ')), &[])
             .await
             .is(78)
             .says("check whether a proxy rewrites the request path");

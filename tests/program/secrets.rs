@@ -51,21 +51,12 @@ async fn server_output_contains_no_secret() {
         file(&redis_url),
     ];
     let [holders, operators, key, database, redis_file] = files.each_ref().map(path);
-    let arguments = [
-        "--holder-secrets-file",
-        holders,
-        "--operator-secrets-file",
-        operators,
-        "--token-key-file",
-        key,
-        "--database-url-file",
-        database,
-        "--redis-url-file",
-        redis_file,
-        "--log",
-        "trace",
-    ];
-    let server = Served::start_with(&arguments, &[])
+    let options = format!(
+        "--holder-secrets-file {holders} --operator-secrets-file {operators} \
+         --token-key-file {key} --database-url-file {database} --redis-url-file {redis_file} \
+         --log trace"
+    );
+    let server = Served::start_with(&Vec::from_iter(options.split(' ')), &[])
         .await
         .with_secret(HOLDER);
     let lease = server.post("/locks/sku-1", &json!({})).await;
@@ -112,35 +103,18 @@ async fn server_output_contains_no_secret() {
 
 #[tokio::test]
 async fn no_password_is_taken_from_the_command_line() {
-    for (arguments, variable) in [
+    #[rustfmt::skip]
+    let rows = [
+        ("serve --database-url postgres://me:hunter2@db/shop", "TOWER_FENCE_DATABASE_URL"),
+        ("migrate --database-url postgres://db/shop?password=hunter2", "TOWER_FENCE_DATABASE_URL"),
+        ("leases --url https://me:hunter2@locks", "TOWER_FENCE_SECRET_FILE"),
         (
-            vec!["serve", "--database-url", "postgres://me:hunter2@db/shop"],
-            "TOWER_FENCE_DATABASE_URL",
-        ),
-        (
-            vec![
-                "migrate",
-                "--database-url",
-                "postgres://db/shop?password=hunter2",
-            ],
-            "TOWER_FENCE_DATABASE_URL",
-        ),
-        (
-            vec!["leases", "--url", "https://me:hunter2@locks"],
-            "TOWER_FENCE_SECRET_FILE",
-        ),
-        (
-            vec![
-                "serve",
-                "--database-url",
-                "postgres://db/shop",
-                "--redis-url",
-                "rediss://:hunter2@r",
-            ],
+            "serve --database-url postgres://db/shop --redis-url rediss://:hunter2@r",
             "TOWER_FENCE_REDIS_URL",
         ),
-    ] {
-        let refused = run(&arguments, &[]).await;
+    ];
+    for (arguments, variable) in rows {
+        let refused = run(&Vec::from_iter(arguments.split(' ')), &[]).await;
         refused.is(64).says(variable);
         nothing_of(&["hunter2"], &refused.stderr);
     }

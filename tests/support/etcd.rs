@@ -231,21 +231,13 @@ impl EtcdCluster {
             std::fs::remove_dir_all(&folder).unwrap();
             let folder = folder.to_str().unwrap();
             let peer = url(node.peer_port);
-            let restore = [
-                "--name",
-                &node.name,
-                "--data-dir",
-                folder,
-                "--initial-cluster",
-                &self.members(),
-                "--initial-advertise-peer-urls",
-                &peer,
-                "--initial-cluster-token",
-                token,
-                "snapshot",
-                "restore",
-            ];
-            etcdctl(&restore, snapshot);
+            let (name, members) = (&node.name, self.members());
+            let restore = format!(
+                "--name {name} --data-dir {folder} --initial-cluster {members} \
+                 --initial-advertise-peer-urls {peer} --initial-cluster-token {token} \
+                 snapshot restore"
+            );
+            etcdctl(&Vec::from_iter(restore.split(' ')), snapshot);
         }
         self.start_all();
         self.is_up().await;
