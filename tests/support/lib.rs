@@ -43,6 +43,7 @@ pub mod citus;
 pub mod cluster;
 pub mod database;
 pub mod disconnect;
+pub mod epochs;
 pub mod etcd;
 pub mod fence;
 pub mod functions;

@@ -12,12 +12,12 @@ use sqlx::Sqlite;
 use tokio::time::timeout;
 use tower_fence::{
     Resource, Token,
-    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
     lease::{Acquire, LeaseError, Leases, RedisLeases, Renew},
 };
 
 use crate::support::{
     database::TestDatabase,
+    epochs::Away,
     eventually,
     lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, renew_for, sku},
     proxy::{Passage, Proxy, Sender},
@@ -139,31 +139,11 @@ async fn unreachable_redis_is_unavailable_within_the_timeout() {
 
 #[tokio::test]
 async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
-    struct Unreachable;
-
-    fn down<T>() -> EpochFuture<'static, T> {
-        Box::pin(async { Err(EpochError::Unreachable("down".into())) })
-    }
-
-    impl Epochs for Unreachable {
-        fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
-            down()
-        }
-
-        fn report_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
-            down()
-        }
-
-        fn source_id(&self) -> EpochFuture<'_, SourceId> {
-            down()
-        }
-    }
-
-    let (server, _db, leases) = with_leases().await;
+    let (server, db, leases) = with_leases().await;
     let held = grant(&leases, &sku(), LONG).await;
-    let cut_off = RedisLeases::connect(&server.url(), Unreachable)
-        .await
-        .unwrap();
+    let epochs = Away::of(&db);
+    epochs.set(true);
+    let cut_off = RedisLeases::connect(&server.url(), epochs).await.unwrap();
     renew_for(&cut_off, &held, LONG).await;
     server.command(&["FLUSHALL"]).await;
     is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);

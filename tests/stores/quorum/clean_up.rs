@@ -2,15 +2,18 @@
 
 use tower_fence::lease::{Acquire, Leases, Renew};
 
-use super::epochs::{Away, Site};
-use crate::support::lease::{LONG, grant, is_unavailable, sku};
+use super::epochs::Site;
+use crate::support::{
+    epochs::Away,
+    lease::{LONG, grant, is_unavailable, sku},
+};
 
 #[tokio::test]
 async fn repetition_that_fails_spares_the_lease_of_the_first_request() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let held = grant(&leases, &sku(), LONG).await;
-    let away = Away::of(&site);
+    let away = Away::of(&site.db);
     let other = site.issuer_with(away.clone()).await;
     // This issuer has cached the source of epochs, but no counter.
     grant(&other, &site.neighbour(), LONG).await;

@@ -1,24 +1,19 @@
 //! When a quorum takes an epoch from the database, and when it continues without the database.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::Sqlite;
 use tower_fence::{
-    Fence, Resource,
-    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
+    Resource,
+    epochs::{Epoch, Epochs},
     lease::{Acquire, Lease, Leases, Renew},
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
+    epochs::Away,
     eventually,
     lease::{LONG, grant, grant_and_release, highest_epoch, is_lost, is_unavailable, sku},
     redis::{RedisServer, fresh_prefix},
@@ -28,7 +23,7 @@ use crate::support::{
 const NEIGHBOURS: [&str; 5] = ["sku-124", "sku-378", "sku-456", "sku-821", "sku-1047"];
 
 pub struct Site {
-    db: Fresh<Sqlite>,
+    pub db: Fresh<Sqlite>,
     pub nodes: Vec<RedisServer>,
     prefix: String,
 }
@@ -216,51 +211,10 @@ async fn attempt_exceeds_one_numbered_ahead_of_the_time() {
     assert_eq!(again.token, first.token);
 }
 
-/// A source of epochs that is sometimes unreachable.
-#[derive(Clone)]
-pub struct Away {
-    epochs: Fence<Sqlite>,
-    is_away: Arc<AtomicBool>,
-}
-
-impl Away {
-    pub fn of(site: &Site) -> Self {
-        Self {
-            epochs: site.db.fence(),
-            is_away: Arc::default(),
-        }
-    }
-
-    pub fn set(&self, is_away: bool) {
-        self.is_away.store(is_away, SeqCst);
-    }
-
-    fn or<'a, T: 'a>(&self, answer: EpochFuture<'a, T>) -> EpochFuture<'a, T> {
-        match self.is_away.load(SeqCst) {
-            true => Box::pin(async { Err(EpochError::Unreachable("it is away".into())) }),
-            false => answer,
-        }
-    }
-}
-
-impl Epochs for Away {
-    fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
-        self.or(self.epochs.next_epoch(partition, at_least))
-    }
-
-    fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
-        self.or(self.epochs.report_epoch(partition, seen))
-    }
-
-    fn source_id(&self) -> EpochFuture<'_, SourceId> {
-        self.or(self.epochs.source_id())
-    }
-}
-
 #[tokio::test]
 async fn leases_continue_without_the_database_while_a_majority_counts() {
     let mut site = Site::new().await;
-    let away = Away::of(&site);
+    let away = Away::of(&site.db);
     let leases = site.issuer_with(away.clone()).await;
     let held = grant(&leases, &sku(), LONG).await;
     away.set(true);
