@@ -118,10 +118,7 @@ async fn silent_connection_frees_its_pool_slot() {
     let proxy = Proxy::judging(db.addr(), move || {
         let is_first = opened.fetch_add(1, SeqCst) == 0;
         let silent = Arc::clone(&falls_silent);
-        move |_: Sender, _: &[u8]| match is_first && silent.load(SeqCst) {
-            true => Passage::Dropped,
-            false => Passage::Whole,
-        }
+        move |_: Sender, _: &[u8]| Passage::Dropped.when(is_first && silent.load(SeqCst))
     })
     .await;
     let pool = PgPoolOptions::new()

@@ -83,10 +83,7 @@ async fn command_that_lost_its_lease_is_reported_as_failed() {
     let script = format!("'{}' break sku-1", built("tower-fence").display());
     // If the last renewal gets no answer, the release shows the loss.
     let proxy = Proxy::judging(server.addr(), || {
-        |_: Sender, message: &[u8]| match message.starts_with(b"PUT ") {
-            true => Passage::CutAfter(0),
-            false => Passage::Whole,
-        }
+        |_: Sender, message: &[u8]| Passage::CutAfter(0).when(message.starts_with(b"PUT "))
     })
     .await;
     for url in [&server.url, &proxy.url(&server.url)] {

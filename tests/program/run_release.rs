@@ -117,10 +117,7 @@ async fn a_release_whose_answer_is_lost_is_a_success() {
     for passage in [Passage::Instead(unavailable), Passage::CutAfter(0)] {
         let proxy = Proxy::judging(server.addr(), move || {
             let passage = passage.clone();
-            move |_: Sender, message: &[u8]| match is(message, "HTTP/1.1 204") {
-                true => passage.clone(),
-                false => Passage::Whole,
-            }
+            move |_: Sender, message: &[u8]| passage.clone().when(is(message, "HTTP/1.1 204"))
         })
         .await;
         let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "exit 7");
@@ -161,9 +158,8 @@ async fn a_signal_during_the_acquire_leaves_no_lease() {
         let (_hold, held_back) = watch::channel(true);
         let proxy = Proxy::judging(server.addr(), move || {
             let held_back = held_back.clone();
-            move |_: Sender, message: &[u8]| match is(message, "HTTP/1.1 201") {
-                true => Passage::Held(held_back.clone()),
-                false => Passage::Whole,
+            move |_: Sender, message: &[u8]| {
+                Passage::Held(held_back.clone()).when(is(message, "HTTP/1.1 201"))
             }
         })
         .await;
@@ -183,10 +179,7 @@ async fn losing(server: &Served, answers: usize) -> Proxy {
         let lost = Arc::clone(&lost);
         move |_: Sender, message: &[u8]| {
             let loses = is(message, "HTTP/1.1 201") && lost.fetch_add(1, Relaxed) < answers;
-            match loses {
-                true => Passage::CutAfter(0),
-                false => Passage::Whole,
-            }
+            Passage::CutAfter(0).when(loses)
         }
     })
     .await

@@ -61,6 +61,13 @@ pub enum Passage {
     Until(watch::Receiver<bool>),
 }
 
+impl Passage {
+    /// Returns this passage if it applies, and otherwise [`Passage::Whole`].
+    pub fn when(self, applies: bool) -> Self {
+        if applies { self } else { Self::Whole }
+    }
+}
+
 /// The rule for the messages of one connection.
 type Rule = Box<dyn FnMut(Sender, &[u8]) -> Passage + Send>;
 

@@ -106,10 +106,7 @@ async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
                 if is_begin && armed.load(SeqCst) {
                     sent.send_replace(true);
                 }
-                match sender == Sender::Server && *sent.borrow() {
-                    true => Passage::Held(is_held.clone()),
-                    false => Passage::Whole,
-                }
+                Passage::Held(is_held.clone()).when(sender == Sender::Server && *sent.borrow())
             }
         })
     };

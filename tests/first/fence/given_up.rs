@@ -81,10 +81,7 @@ async fn unanswered_statement_in_a_transaction_is_given_up() {
     let proxy = Proxy::judging(db.addr(), || {
         |_, message: &[u8]| {
             let mut parts = message.windows(WRITE.len());
-            match parts.any(|part| part == WRITE.as_bytes()) {
-                true => Passage::Dropped,
-                false => Passage::Whole,
-            }
+            Passage::Dropped.when(parts.any(|part| part == WRITE.as_bytes()))
         }
     })
     .await;

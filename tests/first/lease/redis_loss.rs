@@ -189,9 +189,8 @@ async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let shared = cut.clone();
     let proxy = Proxy::judging(server.addr(), move || {
         let cut = shared.clone();
-        move |sender, _: &[u8]| match sender == Sender::Server && cut.swap(false, Relaxed) {
-            true => Passage::CutAfter(0),
-            false => Passage::Whole,
+        move |sender, _: &[u8]| {
+            Passage::CutAfter(0).when(sender == Sender::Server && cut.swap(false, Relaxed))
         }
     });
     let proxy = proxy.await;

@@ -63,10 +63,7 @@ async fn status_is_read_from_the_member_that_answered() {
             move |sender, message: &[u8]| {
                 let is_status =
                     sender == Sender::Client && message.starts_with(b"POST /v3/maintenance/status");
-                match is_status && cut.fetch_add(1, Relaxed) == 0 {
-                    true => Passage::CutAfter(0),
-                    false => Passage::Whole,
-                }
+                Passage::CutAfter(0).when(is_status && cut.fetch_add(1, Relaxed) == 0)
             }
         }
     })

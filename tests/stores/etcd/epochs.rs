@@ -140,10 +140,7 @@ async fn request_in_an_ended_epoch_leaves_nothing_behind() {
         move |sender, message: &[u8]| {
             let makes_lease =
                 sender == Sender::Client && message.starts_with(b"POST /v3/lease/grant");
-            match makes_lease && made.fetch_add(1, SeqCst) == 1 {
-                true => Passage::Dropped,
-                false => Passage::Whole,
-            }
+            Passage::Dropped.when(makes_lease && made.fetch_add(1, SeqCst) == 1)
         }
     })
     .await;

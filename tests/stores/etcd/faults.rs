@@ -210,10 +210,7 @@ async fn lease_that_expires_before_its_renewal_is_lost() {
         move |sender: Sender, message: &[u8]| {
             let path = b"/v3/lease/keepalive";
             let renews = message.windows(path.len()).any(|part| part == path);
-            match sender == Sender::Client && renews {
-                true => Passage::Held(held.clone()),
-                false => Passage::Whole,
-            }
+            Passage::Held(held.clone()).when(sender == Sender::Client && renews)
         }
     })
     .await;

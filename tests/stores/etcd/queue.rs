@@ -306,10 +306,7 @@ async fn watch_behind_a_compaction_restarts() {
             let (held, open) = (Arc::clone(&held), open.clone());
             move |sender, message: &[u8]| {
                 let watches = sender == Sender::Client && message.starts_with(b"POST /v3/watch");
-                match watches && held.fetch_add(1, Relaxed) == 0 {
-                    true => Passage::Until(open.clone()),
-                    false => Passage::Whole,
-                }
+                Passage::Until(open.clone()).when(watches && held.fetch_add(1, Relaxed) == 0)
             }
         }
     })
@@ -366,10 +363,8 @@ async fn a_position_that_could_not_be_removed_ends() {
         let (lost, key) = (Arc::clone(&lost), key.clone());
         move |_, message: &[u8]| {
             let mut parts = message.windows(key.len());
-            match lost.load(Relaxed) && parts.any(|part| part == key.as_bytes()) {
-                true => Passage::CutAfter(0),
-                false => Passage::Whole,
-            }
+            Passage::CutAfter(0)
+                .when(lost.load(Relaxed) && parts.any(|part| part == key.as_bytes()))
         }
     })
     .await;

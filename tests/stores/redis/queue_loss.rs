@@ -186,10 +186,7 @@ async fn silent_subscription_is_detected() {
             subscribed |=
                 sender == Sender::Client && message.windows(9).any(|word| word == b"SUBSCRIBE");
             let hears_nothing = is_silent.load(Relaxed) && subscribed && !was_silent;
-            match sender == Sender::Server && hears_nothing {
-                true => Passage::Dropped,
-                false => Passage::Whole,
-            }
+            Passage::Dropped.when(sender == Sender::Server && hears_nothing)
         }
     });
     let proxy = proxy.await;
