@@ -14,7 +14,7 @@ use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, counting_pool},
     eventually,
     proxy::{Passage, Proxy, Sender},
 };
@@ -192,20 +192,7 @@ async fn idle_connections_return_unchanged_to_the_pool() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hooks_of_the_pool_see_each_use() {
     let db = Postgres::fresh(1).await;
-    let taken = Arc::new(AtomicUsize::new(0));
-    let released = Arc::new(AtomicUsize::new(0));
-    let (taking, releasing) = (Arc::clone(&taken), Arc::clone(&released));
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .before_acquire(move |_, _| {
-            taking.fetch_add(1, SeqCst);
-            Box::pin(async { Ok(true) })
-        })
-        .after_release(move |_, _| {
-            releasing.fetch_add(1, SeqCst);
-            Box::pin(async { Ok(true) })
-        });
-    let pool = pool.connect(&db.url).await.unwrap();
+    let (pool, [taken, released]) = counting_pool(&db.url, 1).await;
     all_are_in_the_pool(&pool).await;
     let fence = Fence::new(pool.clone());
     // The first write also creates the row of its resource.
@@ -371,15 +358,7 @@ async fn transaction_time_is_close_to_its_request_despite_latency() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_takes_over_the_connection_of_its_predecessor() {
     let db = Postgres::fresh(1).await;
-    let released = Arc::new(AtomicUsize::new(0));
-    let releasing = Arc::clone(&released);
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .after_release(move |_, _| {
-            releasing.fetch_add(1, SeqCst);
-            Box::pin(async { Ok(true) })
-        });
-    let pool = pool.connect(&db.url).await.unwrap();
+    let (pool, [_, released]) = counting_pool(&db.url, 1).await;
     let fence = Fence::builder().reuse_connections(true).build(pool.clone());
     for n in 0..40 {
         write(&fence, &resource(n), 1).await;

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicU32, Ordering::SeqCst},
         mpsc,
     },
     thread,
@@ -20,7 +20,7 @@ use tokio::{net::TcpListener, runtime::Runtime, sync::Barrier, time::timeout};
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, counting_pool},
     eventually,
     proxy::{Link, Proxy},
 };
@@ -176,15 +176,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
 #[tokio::test]
 async fn timed_out_waiters_take_no_connection_later() {
     let db = Postgres::fresh(1).await;
-    let taken = Arc::new(AtomicUsize::new(0));
-    let taking = Arc::clone(&taken);
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .before_acquire(move |_, _| {
-            taking.fetch_add(1, SeqCst);
-            Box::pin(async { Ok(true) })
-        });
-    let pool = pool.connect(&db.url).await.unwrap();
+    let (pool, [taken, _]) = counting_pool(&db.url, 1).await;
     let fence = Fence::new(pool.clone());
     let held = pool.acquire().await.unwrap();
     let before = taken.load(SeqCst);

@@ -1,6 +1,13 @@
 //! A fresh database for each test, in Postgres or in SQLite.
 
-use std::{net::SocketAddr, sync::Mutex, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, PgPool, Pool, Postgres, Sqlite,
@@ -69,6 +76,22 @@ pub struct Fresh<DB: FenceDatabase> {
     pub pool: Pool<DB>,
     pub url: String,
     guard: Guard,
+}
+
+/// Connects a pool that counts its acquisitions and the connections that return to it.
+pub async fn counting_pool(url: &str, connections: u32) -> (PgPool, [Arc<AtomicUsize>; 2]) {
+    let counts: [Arc<AtomicUsize>; 2] = Default::default();
+    let [taken, released] = counts.clone();
+    let options = PgPoolOptions::new().max_connections(connections);
+    let options = options.before_acquire(move |_, _| {
+        taken.fetch_add(1, SeqCst);
+        Box::pin(async { Ok(true) })
+    });
+    let options = options.after_release(move |_, _| {
+        released.fetch_add(1, SeqCst);
+        Box::pin(async { Ok(true) })
+    });
+    (options.connect(url).await.unwrap(), counts)
 }
 
 impl<DB: TestDatabase> Fresh<DB> {

@@ -1,19 +1,19 @@
 //! Connections that the fence keeps for its next write, if connections are reused.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+    sync::atomic::Ordering::SeqCst,
     thread,
     time::{Duration, Instant},
 };
 
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, postgres::PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres};
 use tokio::runtime::Builder;
 use tower_fence::{Fence, Resource, Token, TokenUse};
 
-use crate::support::{database::TestDatabase, eventually};
+use crate::support::{
+    database::{TestDatabase, counting_pool},
+    eventually,
+};
 
 /// Writes in one statement, which is never retried.
 async fn write(fence: &Fence<Postgres>, value: i64) {
@@ -27,17 +27,9 @@ async fn write(fence: &Fence<Postgres>, value: i64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn constantly_used_connection_returns_to_the_pool() {
     let db = Postgres::fresh(1).await;
-    let released = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&released);
     // If the pool cannot open more connections, the fence returns some of its connections at short
     // intervals, because other users may be waiting.
-    let options = PgPoolOptions::new()
-        .max_connections(8)
-        .after_release(move |_, _| {
-            counted.fetch_add(1, SeqCst);
-            Box::pin(async { Ok(true) })
-        });
-    let pool = options.connect(&db.url).await.unwrap();
+    let (pool, [_, released]) = counting_pool(&db.url, 8).await;
     let fence = Fence::builder().reuse_connections(true).build(pool);
     write(&fence, 1).await;
     // The first use of the fence reads its tables.
