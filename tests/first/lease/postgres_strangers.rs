@@ -22,7 +22,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE,
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK},
     eventually,
     functions::{acquire_as, admit},
     lease::{LONG, grant, granted, sku, wait},
@@ -210,13 +210,8 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         .collect();
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
     eventually("the waiters wait for the writer", async || {
-        let waiting = "SELECT count(*) FROM pg_stat_activity \
-             WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        let waiting: i64 = sqlx::query_scalar(waiting)
-            .fetch_one(&mut observer)
-            .await
-            .unwrap();
-        waiting > 0
+        let waiting = Postgres::number(&mut observer, WAITING_FOR_LOCK).await;
+        waiting.unwrap() > 0
     })
     .await;
     for n in 0..20 {
