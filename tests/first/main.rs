@@ -10,10 +10,8 @@ macro_rules! on_every_store {
 }
 
 macro_rules! on_every_store_with_a_queue {
-    ($($name:ident),* $(,)?) => {
-        crate::support::store::on_store!(in_memory: Memory, $($name),*);
-        crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
-        crate::support::store::on_store!(on_redis: Redis, $($name),*);
+    ($($names:tt)*) => {
+        on_every_store!($($names)*);
     };
 }
 
