@@ -8,11 +8,7 @@ use sqlx::{Connection, PgConnection, Postgres};
 
 use super::program::{Served, file, path, run, run_on};
 use crate::support::{
-    database::TestDatabase,
-    etcd::{EtcdCluster, base64},
-    eventually,
-    http::Answer,
-    postgres::PostgresServer,
+    database::TestDatabase, etcd::EtcdCluster, eventually, http::Answer, postgres::PostgresServer,
     redis::RedisServer,
 };
 
@@ -224,22 +220,7 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
 #[tokio::test]
 async fn server_is_not_ready_while_etcd_refuses_grants() {
     let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(1).await);
-    let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
-    let keys = json!({"permType": "READ", "key": key, "range_end": end});
-    for (path, body) in [
-        ("user/add", json!({"name": "root", "password": "r00t"})),
-        ("user/grant", json!({"user": "root", "role": "root"})),
-        (
-            "user/add",
-            json!({"name": "reader", "password": "p4ssw0rd"}),
-        ),
-        ("role/add", json!({"name": "reads"})),
-        ("role/grant", json!({"name": "reads", "perm": keys})),
-        ("user/grant", json!({"user": "reader", "role": "reads"})),
-        ("enable", json!({})),
-    ] {
-        cluster.call(&format!("/v3/auth/{path}"), &body).await;
-    }
+    cluster.add_user_with("READ", "reader", "p4ssw0rd").await;
     let (url, password) = (cluster.urls().remove(0), file("p4ssw0rd"));
     let password = path(&password);
     let options =

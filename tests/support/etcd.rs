@@ -350,8 +350,13 @@ impl EtcdCluster {
     /// Enables authentication, and adds a user with read and write permission for the keys with the
     /// default prefix.
     pub async fn add_user(&self, name: &str, password: &str) {
+        self.add_user_with("READWRITE", name, password).await;
+    }
+
+    /// Like [`add_user`](Self::add_user), with this permission.
+    pub async fn add_user_with(&self, permission: &str, name: &str, password: &str) {
         let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
-        let keys = json!({ "permType": "READWRITE", "key": key, "range_end": end });
+        let keys = json!({ "permType": permission, "key": key, "range_end": end });
         for (path, body) in [
             (
                 "user/add",
