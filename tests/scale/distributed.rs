@@ -149,9 +149,7 @@ async fn existing_row_keeps_its_token() {
     for number in 0..10 {
         take(&fence, &resource(number), 100).await.unwrap();
     }
-    cluster
-        .execute("SELECT tower_fence.distribute('inventory')")
-        .await;
+    cluster.distribute().await;
     // This fence has not detected that the rows have moved, so its call is refused.
     let unaware = take(&fence, &resource(0), 200).await;
     assert_matches!(
@@ -275,9 +273,7 @@ async fn restored_fence_can_be_distributed_again() {
              SELECT undistribute_table('tower_fence.floors')",
         )
         .await;
-    cluster
-        .execute("SELECT tower_fence.distribute('inventory')")
-        .await;
+    cluster.distribute().await;
     let fence = cluster.fence().await;
     is_stale(take(&fence, &resource(1), 7).await, 7, 7);
     for number in 0..10 {
@@ -304,9 +300,7 @@ async fn fence_from_before_citus_is_blocked_on_the_workers() {
         "the check does not report the one-phase commit"
     );
     fence.migrate().await.unwrap();
-    cluster
-        .execute("SELECT tower_fence.distribute('inventory')")
-        .await;
+    cluster.distribute().await;
     let fence = cluster.fence().await;
     for number in 0..10 {
         take(&fence, &resource(number), 7).await.unwrap();

@@ -46,9 +46,7 @@ pub async fn as_writer(cluster: &Cluster) -> PgPool {
 async fn a_service_and_an_issuer_use_a_distributed_fence() {
     let cluster = Cluster::with_fence().await;
     cluster.execute(RIGHTS).await;
-    cluster
-        .execute("SELECT tower_fence.distribute('inventory')")
-        .await;
+    cluster.distribute().await;
     let writer = as_writer(&cluster).await;
     let layer = FenceLayer::new(Fence::new(writer), PathParam("sku"));
     let service = Router::new()

@@ -169,9 +169,7 @@ async fn held_lease_survives_the_distribution_of_the_fence() {
     let sku = resource(1);
     let leases = PostgresLeases::new(cluster.fence().await);
     let lease = grant(&leases, &sku, LONG).await;
-    cluster
-        .execute("SELECT tower_fence.distribute('inventory')")
-        .await;
+    cluster.distribute().await;
     let renew = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku, &lease.id, renew).await.unwrap();
     assert_eq!(renewed.token.get(), lease.token.get() + 1);

@@ -82,10 +82,14 @@ impl Cluster {
     /// Starts a cluster whose fence has its rows on the same workers as the rows of `inventory`.
     pub async fn with_distributed_fence() -> Self {
         let cluster = Self::with_fence().await;
+        cluster.distribute().await;
         cluster
-            .execute("SELECT tower_fence.distribute('inventory')")
+    }
+
+    /// Distributes the fence together with `inventory`.
+    pub async fn distribute(&self) {
+        self.execute("SELECT tower_fence.distribute('inventory')")
             .await;
-        cluster
     }
 
     /// Creates the table `inventory`, with stock of the ten resources `sku-0` to `sku-9`.
