@@ -14,9 +14,7 @@ use crate::support::{
     http::Answer,
     ports::free_port,
     proxy::Proxy,
-    redis::{
-        RedisServer, Sentinel, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url,
-    },
+    redis::{RedisServer, Sentinel, fresh_prefix, shared_node_urls, shared_url},
 };
 
 /// Acquires, renews, inspects, and releases a lease. Checks that older tokens are stale.
@@ -107,12 +105,6 @@ async fn the_master_of_sentinels_has_the_leases() {
         server.get("/readyz").await.status == 200
     );
     grants_leases(&server, &db).await;
-}
-
-#[tokio::test]
-async fn a_cluster_has_the_leases() {
-    let db = Postgres::fresh(2).await;
-    grants_leases(&on_redis(&db, "cluster", &shared_cluster_url()).await, &db).await;
 }
 
 #[tokio::test]
