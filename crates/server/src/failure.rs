@@ -71,6 +71,8 @@ impl Failure {
             "; if the privilege is missing, grant the role EXECUTE on pg_walfile_name; otherwise see --no-failover-detection"
         } else if text.contains("permission denied for database") {
             "; grant the role CREATE on the database, or migrate as its owner"
+        } else if text.contains("which could replace functions") {
+            "; migrate as that role, or choose another schema with --database-schema"
         } else {
             ""
         };

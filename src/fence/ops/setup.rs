@@ -32,6 +32,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// - The database is unreachable or refuses a statement.
     /// - The server is older than Postgres 14, or its encoding is not UTF8.
+    /// - The schema belongs to another role that is not a superuser, and the tables are missing or
+    ///   outdated, or the calling role is a superuser; see [roles](crate::deployment#roles).
     /// - The server does not reveal its timeline; see
     ///   [`failover_detection`](crate::FenceBuilder::failover_detection).
     /// - The fence in the database cannot be used after the migration; see [`check`](Self::check).

@@ -133,6 +133,52 @@ async fn each_tenant_may_have_its_own_schema() {
     own.raise(&sku, Token::new(5).unwrap()).await.unwrap();
 }
 
+/// The owner of the schema could replace functions that the migrating role executes.
+#[tokio::test]
+async fn schema_of_another_role_is_refused() {
+    let db = Postgres::fresh(3).await;
+    let (owner, fence) = restricted(&db).await;
+    let (member, of_member) = restricted(&db).await;
+    db.execute(&format!(
+        "CREATE SCHEMA own AUTHORIZATION {owner}; GRANT {owner} TO {member}"
+    ))
+    .await;
+    let expected = format!("the schema own belongs to the role {owner}");
+    let refuses = async |fence: &Fence<Postgres>| {
+        let refused = fence.migrate().await.unwrap_err().to_string();
+        assert!(refused.contains(&expected), "{refused}");
+    };
+    let of_superuser = db.fence_with(|fence| fence.schema("own").unwrap());
+    let of_member = with_schema(&of_member, "own");
+    refuses(&of_superuser).await;
+    refuses(&of_member).await;
+    let mut conn = PgConnection::connect(&db.url).await.unwrap();
+    let refused = execute(&mut conn, &of_superuser.schema_sql()).await;
+    let refused = is_refused(refused, "42501");
+    assert!(refused.message.starts_with(&expected), "{refused:?}");
+
+    // This role is the owner after SET ROLE.
+    let options = of_member.pool().connect_options();
+    let options = options.as_ref().clone().options([("role", &owner)]);
+    let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
+    with_schema(&Fence::new(pool.clone()), "own")
+        .migrate()
+        .await
+        .unwrap();
+    pool.close().await;
+    // A superuser must not read these tables, because the owner can replace them by views.
+    refuses(&of_superuser).await;
+    of_member.migrate().await.unwrap();
+
+    for pool in [fence.pool(), of_member.pool()] {
+        pool.close().await;
+    }
+    db.execute(&format!(
+        "DROP OWNED BY {owner}, {member} CASCADE; DROP ROLE {owner}, {member}"
+    ))
+    .await;
+}
+
 /// Returns another fence over the same pool.
 fn with_schema(fence: &Fence<Postgres>, schema: &str) -> Fence<Postgres> {
     let builder = Fence::builder().schema(schema).unwrap();

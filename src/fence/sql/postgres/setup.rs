@@ -55,6 +55,25 @@ const CHECK_CITUS: &str = "SELECT \
         AND EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p \
             WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.commit_marks')) AS is_joined";
 
+/// Block that refuses a schema whose owner this role cannot trust. The owner of the schema becomes
+/// the owner of all functions, and could replace those that other roles execute. A superuser is
+/// refused even if the tables are current, because it must not read a view that replaces one of
+/// them. Another role without privileges on the schema may still find that the tables are current.
+const TRUST: &str = "DO $fence$ DECLARE stranger CONSTANT pg_catalog.name := (SELECT o.rolname \
+    FROM pg_catalog.pg_namespace AS n \
+    JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database() \
+    JOIN pg_catalog.pg_roles AS o ON o.oid = CASE n.nspowner \
+        WHEN 'pg_database_owner'::pg_catalog.regrole THEN d.datdba ELSE n.nspowner END \
+    JOIN pg_catalog.pg_roles AS me ON me.rolname = current_user \
+    WHERE n.nspname = '{schema}' AND o.oid <> me.oid AND NOT o.rolsuper \
+        AND (me.rolsuper OR pg_catalog.to_regclass('{schema}.{last_table}') IS NULL)); \
+    BEGIN IF stranger IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', \
+        MESSAGE = pg_catalog.concat('the schema {schema} belongs to the role ', stranger, \
+            ', which could replace functions that other roles execute'), \
+        HINT = 'Migrate as the owner of the schema, for example after SET ROLE. If the owner should not have \
+            created the schema, drop it, or choose another schema.'; \
+    END IF; END $fence$;\n";
+
 /// Block that makes concurrent calls to `migrate` set the privileges one after the other.
 /// Otherwise, Postgres refuses concurrent changes of one object ("tuple concurrently updated"). A
 /// role that may not change the table does not own the objects, so it changes no privileges. On a
@@ -83,6 +102,12 @@ const LAST_TABLE: &str = LAST_TABLE_OF_0_3;
 /// Table that the last migration of version 0.3.0 creates. If it exists, a call to `migrate` is not
 /// the first one, so the call keeps the privileges of named roles.
 const LAST_TABLE_OF_0_3: &str = "commit_marks";
+
+/// Returns [`TRUST`] for this schema.
+fn trust(schema: &str) -> String {
+    let sql = TRUST.replace("{schema}", schema);
+    sql.replace("{last_table}", LAST_TABLE)
+}
 
 impl Setup for Postgres {
     fn prefix(schema: Option<&str>) -> String {
@@ -176,6 +201,8 @@ impl Setup for Postgres {
             )))
             .await?;
         }
+        // Until here, nothing has read objects in the schema.
+        conn.execute(AssertSqlSafe(trust(schema))).await?;
         let has_history = has(conn, "migrations").await?;
         migrations::migrate(conn, has_history, names, migrations::POSTGRES).await?;
         // The statements of one message are one transaction, so each message keeps its table lock
@@ -225,6 +252,7 @@ impl Setup for Postgres {
         let create = format!(
             "DO $fence$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $fence$;\n"
         );
+        let trust = trust(schema);
         let detection = match failover_detection {
             true => String::new(),
             false => set(&own("failover_detection"), "'off'"),
@@ -235,7 +263,7 @@ impl Setup for Postgres {
         let saved = format!("current_setting('{schema}.search_path')");
         let restore = set("search_path", &saved);
         format!(
-            "{pin}{create}{detection}{first}{steps}\n{}\n{};\n{restore}",
+            "{pin}{create}{trust}{detection}{first}{steps}\n{}\n{};\n{restore}",
             names.apply(RIGHTS),
             names.apply(JOIN_CITUS)
         )
