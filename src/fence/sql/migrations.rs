@@ -79,37 +79,52 @@ pub(super) fn script(
     script
 }
 
-/// Updates the tables. If the history shows that they are current, writes nothing, and needs no
-/// privilege to create objects.
+/// The tables in relation to the migrations of this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tables {
+    Outdated,
+    Current,
+    /// A newer version has migrated. Its tables support this version.
+    Newer,
+}
+
+/// Updates the tables. If the history shows that they are current or newer, writes nothing, and
+/// needs no privilege to create objects. Returns the tables that this function has found.
 pub(super) async fn migrate(
     conn: &mut impl Migrate,
     has_history: bool,
     names: &Names,
     steps: &'static [Step],
-) -> Result<(), MigrateError> {
+) -> Result<Tables, MigrateError> {
     let mut migrator = Migrator::with_migrations(migrations(names, steps).collect());
     let table = names.apply(HISTORY);
     migrator.dangerous_set_table_name(table.clone());
-    if has_history && is_current(conn, &migrator, &table).await? {
-        return Ok(());
+    let found = match has_history {
+        true => find(conn, &migrator, &table).await?,
+        false => Tables::Outdated,
+    };
+    if found == Tables::Outdated {
+        migrator.run_direct(None, conn, false).await?;
     }
-    migrator.run_direct(None, conn, false).await
+    Ok(found)
 }
 
-/// Returns whether all migrations were applied, or an error if the history does not match the
-/// migrations. This function only reads, so that a role without the privilege to write also gets
-/// the error.
-async fn is_current(
+/// Compares the history with the migrations. Returns an error if they do not match. This function
+/// only reads, so that a role without the privilege to write also gets the error.
+async fn find(
     conn: &mut impl Migrate,
     migrator: &Migrator,
     table: &str,
-) -> Result<bool, MigrateError> {
+) -> Result<Tables, MigrateError> {
     if let Some(version) = conn.dirty_version(table).await? {
         return Err(MigrateError::Dirty(version));
     }
     let applied = conn.list_applied_migrations(table).await?;
+    let last = migrator.iter().map(|known| known.version).max();
+    let mut newer = None;
     for one in &applied {
         match migrator.iter().find(|known| known.version == one.version) {
+            None if Some(one.version) > last => newer = Some(one.version),
             None => return Err(MigrateError::VersionMissing(one.version)),
             Some(known) if known.checksum != one.checksum => {
                 return Err(MigrateError::VersionMismatch(one.version));
@@ -117,5 +132,13 @@ async fn is_current(
             Some(_) => {}
         }
     }
-    Ok(applied.len() == migrator.iter().count())
+    let is_complete = migrator
+        .iter()
+        .all(|known| applied.iter().any(|one| one.version == known.version));
+    match (is_complete, newer) {
+        (true, None) => Ok(Tables::Current),
+        (true, Some(_)) => Ok(Tables::Newer),
+        (false, None) => Ok(Tables::Outdated),
+        (false, Some(newer)) => Err(MigrateError::VersionMissing(newer)),
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Router, routing::post};
 use futures_util::future::join_all;
 use sqlx::{
-    Connection, PgConnection, Postgres,
+    Connection, PgConnection, Postgres, Sqlite,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::timeout;
@@ -255,6 +255,40 @@ async fn mismatched_migration_history_is_named() {
         let error = fence.migrate().await.unwrap_err().to_string();
         assert_contains!(error, expected);
     }
+}
+
+/// During an upgrade, processes of the old version may start after the migration.
+#[tokio::test]
+async fn tables_of_a_newer_version_are_left_unchanged_on_postgres() {
+    let db = Postgres::fresh(2).await;
+    db.execute(
+        "INSERT INTO tower_fence.migrations (version, description, success, checksum, execution_time) \
+         VALUES (99, 'newer', true, '\\x00', 1); CREATE FUNCTION tower_fence.newer() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+    )
+    .await;
+    db.fence().migrate().await.unwrap();
+    let open =
+        "SELECT has_function_privilege('public', 'tower_fence.newer()', 'EXECUTE')::int::bigint";
+    assert_eq!(db.number(open).await, 1);
+    let sku = Resource::new("sku-1").unwrap();
+    let token = Token::new(5).unwrap();
+    db.fence().raise(&sku, token).await.unwrap();
+    // An earlier migration is missing.
+    db.execute("DELETE FROM tower_fence.migrations WHERE version = 2")
+        .await;
+    let refused = db.fence().migrate().await.unwrap_err().to_string();
+    assert!(refused.contains("migration 99"), "{refused}");
+}
+
+#[tokio::test]
+async fn tables_of_a_newer_version_are_left_unchanged_on_sqlite() {
+    let db = Sqlite::fresh(1).await;
+    db.execute(
+        "INSERT INTO tower_fence_migrations (version, description, success, checksum, execution_time) \
+         VALUES (99, 'newer', true, X'00', 1)",
+    )
+    .await;
+    db.fence().migrate().await.unwrap();
 }
 
 /// Returns the fault of a fence at its first use, if there is one.

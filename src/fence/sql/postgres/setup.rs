@@ -7,7 +7,10 @@ use sqlx::{
     migrate::{Migrate, MigrateError},
 };
 
-use crate::fence::sql::{Names, On, Setup, Topology, migrations};
+use crate::fence::sql::{
+    Names, On, Setup, Topology,
+    migrations::{self, Tables},
+};
 
 /// Statement that detects every reason why a fence cannot be used. It needs no privilege. It reads:
 ///
@@ -204,11 +207,17 @@ impl Setup for Postgres {
         // Until here, nothing has read objects in the schema.
         conn.execute(AssertSqlSafe(trust(schema))).await?;
         let has_history = has(conn, "migrations").await?;
-        migrations::migrate(conn, has_history, names, migrations::POSTGRES).await?;
+        let steps = migrations::POSTGRES;
+        let found = migrations::migrate(conn, has_history, names, steps).await?;
+        // RIGHTS could revoke privileges that a newer version has granted.
+        let last: &[&str] = match found {
+            Tables::Newer => &[],
+            Tables::Outdated | Tables::Current => &[RIGHTS, JOIN_CITUS],
+        };
         // The statements of one message are one transaction, so each message keeps its table lock
         // to the end. JOIN_CITUS opens other connections to the workers, which would wait for the
         // changes of RIGHTS if both were one transaction.
-        for sql in [RIGHTS, JOIN_CITUS] {
+        for sql in last {
             let sql = names.apply(&format!("{ONE_AT_A_TIME}{sql}"));
             conn.execute(AssertSqlSafe(sql)).await?;
         }

@@ -110,7 +110,8 @@ impl Setup for Sqlite {
         let (file, table) = table.split_once('.').unwrap_or(("main", &table));
         let found = format!("SELECT 1 FROM {file}.sqlite_master WHERE name = '{table}'");
         let has_history = conn.fetch_optional(AssertSqlSafe(found)).await?.is_some();
-        migrations::migrate(conn, has_history, names, migrations::SQLITE).await
+        migrations::migrate(conn, has_history, names, migrations::SQLITE).await?;
+        Ok(())
     }
 
     fn schema_sql(names: &Names, _: bool) -> String {
