@@ -59,6 +59,13 @@ pub enum LeaseError {
     Misconfigured(#[source] Arc<dyn Error + Send + Sync>),
 }
 
+/// Error for a resource that other requests changed during every attempt. It does not concern other
+/// resources.
+#[derive(Debug, thiserror::Error)]
+#[error("gave up after repeated conflicts with other requests for the same lease")]
+#[doc(hidden)]
+pub struct TooMuchChange;
+
 impl LeaseError {
     /// Creates an [`Unavailable`](Self::Unavailable) error, for a store or a required service that
     /// is unreachable.

@@ -85,6 +85,8 @@ pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
+#[doc(hidden)]
+pub use self::error::TooMuchChange;
 pub use self::{
     admin::{LeaseAdmin, Page},
     announced::Announced,

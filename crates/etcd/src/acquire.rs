@@ -11,14 +11,14 @@ use tower_fence::{
     Resource,
     epochs::partition_of,
     lease::{
-        LeaseError,
+        LeaseError, TooMuchChange,
         backend::{Ask, Granted, Reply, Seen, Waits},
     },
 };
 
 use crate::{
     counter::{Counter, CounterState},
-    etcd::{ATTEMPTS, Etcd, TooMuchChange, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd, random_id, seconds},
     memory::Known,
     messages::{created_at, created_since, delete, is_empty, put, written_at},
     stored::{FoundLease, FoundPosition, StoredLease, StoredToken, owner_of, value},

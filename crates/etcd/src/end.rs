@@ -5,14 +5,14 @@ use tower_fence::{
     Resource, Token,
     announce::LeaseDigest,
     lease::{
-        LeaseError,
+        LeaseError, TooMuchChange,
         backend::{End, Reply},
     },
 };
 
 use crate::{
     error::EtcdError,
-    etcd::{ATTEMPTS, Etcd, TooMuchChange},
+    etcd::{ATTEMPTS, Etcd},
     memory::Known,
     messages::{delete, written_at},
     view::Reads,

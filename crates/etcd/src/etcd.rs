@@ -297,8 +297,3 @@ impl Etcd {
 pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
-
-/// Error for a resource that another request changed during every attempt.
-#[derive(Debug, thiserror::Error)]
-#[error("gave up after repeated conflicts with other requests for the same lease")]
-pub(crate) struct TooMuchChange;

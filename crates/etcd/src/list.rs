@@ -9,14 +9,14 @@ use tower_fence::{
     Resource,
     epochs::partition_of,
     lease::{
-        Held, LeaseError, Page,
+        Held, LeaseError, Page, TooMuchChange,
         backend::{Counters, Seen},
     },
 };
 
 use crate::{
     counter::Row,
-    etcd::{ATTEMPTS, Etcd, TooMuchChange},
+    etcd::{ATTEMPTS, Etcd},
     messages::{base64, count, get, get_range},
     stored::FoundLease,
     view::Reads,

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tower_fence::{
     Resource, Token,
     lease::{
-        LeaseError,
+        LeaseError, TooMuchChange,
         backend::{Granted, Renewal, Reply, Seen},
     },
 };
@@ -16,7 +16,7 @@ use tower_fence::{
 use crate::{
     counter::Counter,
     error::EtcdError,
-    etcd::{ATTEMPTS, Etcd, TooMuchChange, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd, random_id, seconds},
     messages::{put, written_at},
     stored::{FoundLease, StoredLease, StoredToken, value},
     view::{Reads, View},

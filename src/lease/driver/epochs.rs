@@ -52,7 +52,7 @@ impl<B: Backend> Store<B> {
             // TTL begins again, or the store grants a token of a later epoch, or it reports that
             // the lease is lost.
         }
-        Err(LeaseError::unavailable(TooMuchChange))
+        Err(LeaseError::unavailable(UnstableCounter))
     }
 
     /// Executes a step that keeps the token of a lease. Such a step does not need the source of
@@ -117,7 +117,7 @@ impl<B: Backend> Store<B> {
                 (reply, _) => return Ok(reply),
             }
         }
-        Err(fail(flight, LeaseError::unavailable(TooMuchChange)))
+        Err(fail(flight, LeaseError::unavailable(UnstableCounter)))
     }
 
     /// Takes an epoch for exactly this counter, and begins it.
@@ -193,7 +193,10 @@ struct SourceMismatch {
 #[error("this lease store needs a source of epochs: create its driver with `Driver::with_epochs`")]
 struct NoEpochs;
 
-/// Error for a step that was repeated too often.
+/// Error for a step that was repeated too often. Unlike a conflict on one resource, such an error
+/// may concern the whole store.
 #[derive(Debug, thiserror::Error)]
-#[error("gave up after repeated conflicts with other requests for the same lease")]
-pub(super) struct TooMuchChange;
+#[error(
+    "gave up because the token counter kept changing or was lost repeatedly, or the store is slow"
+)]
+struct UnstableCounter;

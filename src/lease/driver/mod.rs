@@ -13,9 +13,10 @@ use tokio::time::{Instant, sleep};
 #[cfg(feature = "testing")]
 pub(super) use self::queue::LONGEST_SLEEP;
 pub use self::queue::Turns;
-use self::{epochs::TooMuchChange, listener::Listener, pending::unexpected};
+use self::{listener::Listener, pending::unexpected};
 use super::{
     Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew,
+    TooMuchChange,
     backend::{Counters, End, Renewal, Reply, Step},
     counters::KnownCounters,
 };

@@ -18,14 +18,13 @@ use tokio::{
 
 use super::{
     Driver,
-    epochs::TooMuchChange,
     queue::{Position, Turn},
 };
 use crate::{
     announce::LeaseDigest,
     events,
     lease::{
-        Acquire, Backend, Lease, LeaseError, LeaseId, Owner,
+        Acquire, Backend, Lease, LeaseError, LeaseId, Owner, TooMuchChange,
         backend::{Ask, End, Reply, Step, Waits},
         release_guard::Background,
     },

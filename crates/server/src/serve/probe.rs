@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tower_fence::{
     AdmitError, Fence, Resource,
     announce::AnnounceError,
-    lease::{Leases, RedisLeases},
+    lease::{Leases, RedisLeases, TooMuchChange},
 };
 
 use crate::{
@@ -282,15 +282,16 @@ impl Recent {
 }
 
 /// Returns whether a grant failed because it waited too long for a transaction on the same
-/// resource, in the database or in the queue of this process, or because that resource has received
-/// newer tokens. Unless another failure precedes it, such a failure does not concern other
-/// resources.
+/// resource, in the database or in the queue of this process, because of repeated conflicts with
+/// other requests on that resource, or because that resource has received newer tokens. Unless
+/// another failure precedes it, such a failure does not concern other resources.
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         // lock_not_available
         postgres(cause).is_some_and(|refused| refused.code() == "55P03")
             || matches!(cause.downcast_ref(), Some(AdmitError::Busy(_)))
             || matches!(cause.downcast_ref(), Some(AnnounceError::Superseded { .. }))
+            || cause.is::<TooMuchChange>()
     })
 }
 
@@ -416,7 +417,11 @@ mod tests {
             next: Token::new(2).unwrap(),
             was_last: false,
         };
-        for reason in [&busy() as &(dyn Error + 'static), &superseded] {
+        for reason in [
+            &busy() as &(dyn Error + 'static),
+            &superseded,
+            &TooMuchChange,
+        ] {
             let grants = Grants::new();
             (0..20).for_each(|nth| grants.fail(5 * nth, 5, reason));
             assert!((0..120).all(|at| grants.is_ready(at)));
