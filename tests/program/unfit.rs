@@ -79,12 +79,25 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     Postgres::execute(&mut conn, &detecting).await.unwrap_err();
     Postgres::run(&mut conn, "ROLLBACK").await;
     Postgres::run(&mut conn, &printed).await;
-    for arguments in [
-        &["migrate", "--no-failover-detection"][..],
-        &["migrate"],
-        &["check"],
-    ] {
+    for arguments in [&["migrate", "--no-failover-detection"][..], &["migrate"]] {
         run(arguments, &variables).await.is(0);
+    }
+    let superuser = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let migrate = ["migrate", "--database-schema"];
+    let refused = run(&[&migrate[..], &["own"]].concat(), &superuser).await;
+    refused
+        .is(78)
+        .says(&format!("the schema own belongs to the role {}", role.name))
+        .says("migrate as that role");
+    let second = run(&[&migrate[..], &["second"]].concat(), &superuser).await;
+    second.is(0);
+    let checked = run(&["check"], &variables).await;
+    for finding in [
+        format!("own belongs to the role {}", role.name),
+        "this database also has a fence in the schema second".into(),
+        "call own.after_failover() after each promotion and each restore".into(),
+    ] {
+        assert!(checked.is(0).stdout.contains(&finding), "{checked:?}");
     }
     let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
     assert_eq!(db.number(unnoticed).await, 256);

@@ -30,6 +30,19 @@ const ABOUT: &str = "\
         extract(epoch FROM pg_catalog.clock_timestamp())::text AS seconds, \
         concat(pg_catalog.current_database(), ' ', pg_catalog.pg_postmaster_start_time()) AS identity";
 
+/// Reads the owner of the schema of the fence, whether the fence detects failovers, and the schemas
+/// of other fences, in one statement that needs no privileges.
+const FENCES: &str = "\
+    SELECT pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner, \
+        EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
+            WHERE p.pronamespace = n.oid AND p.proname = 'current_history' \
+                AND p.prosrc LIKE '%SELECT pg_catalog.text ''''%') AS misses_failovers, \
+        (SELECT pg_catalog.string_agg(o.nspname, ', ' ORDER BY o.nspname) \
+            FROM pg_catalog.pg_namespace AS o JOIN pg_catalog.pg_class AS c ON c.relnamespace = o.oid \
+            WHERE o.oid <> n.oid AND c.relname = 'epoch_source' AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
+                WHERE p.pronamespace = o.oid AND p.proname = 'try_admit')) AS others \
+    FROM pg_catalog.pg_namespace AS n WHERE n.nspname = '{schema}'";
+
 /// The use of the database, which determines the functions that a server needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needed {
@@ -114,6 +127,10 @@ pub async fn look(
         let schema = args.schema.database_schema.as_deref();
         let schema = schema.filter(|schema| !schema.is_empty());
         let schema = schema.unwrap_or("tower_fence");
+        match within(fences(&mut conn, schema)).await {
+            Ok(found) => found.report(schema, report),
+            Err(error) => report.note("schema", format!("cannot read its owner: {error}")),
+        }
         match within(missing(&mut conn, schema, needed.functions())).await {
             Ok(None) => {
                 let text = format!("{role} may execute all functions that a grant calls");
@@ -225,6 +242,40 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
         Some(wrong) => {
             report.problem("listen-url", wrong);
             false
+        }
+    }
+}
+
+/// The properties of the schema of the fence, and the schemas of other fences.
+struct Fences {
+    owner: String,
+    misses_failovers: bool,
+    others: Option<String>,
+}
+
+async fn fences(conn: &mut PgConnection, schema: &str) -> sqlx::Result<Fences> {
+    let sql = AssertSqlSafe(FENCES.replace("{schema}", schema));
+    let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
+    Ok(Fences {
+        owner: row.try_get("owner")?,
+        misses_failovers: row.try_get("misses_failovers")?,
+        others: row.try_get("others")?,
+    })
+}
+
+impl Fences {
+    fn report(self, schema: &str, report: &mut Report) {
+        let text = format!("{schema} belongs to the role {}", self.owner);
+        report.ok("schema", text);
+        if let Some(others) = self.others {
+            let text = format!("this database also has a fence in the schema {others}");
+            report.note("schema", text);
+        }
+        if self.misses_failovers {
+            let text = format!(
+                "detection is off: call {schema}.after_failover() after each promotion and each restore"
+            );
+            report.note("failover", text);
         }
     }
 }
