@@ -126,6 +126,8 @@
 //! `redis-tls` for `redis`, and `rustls` or `native-tls` for `reqwest`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// Readers enable the public features instead.
+#![cfg_attr(docsrs, doc(auto_cfg(hide(feature = "_fence", feature = "_axum"))))]
 // A link to an item of a disabled feature is rendered as plain text.
 #![cfg_attr(
     not(all(
@@ -159,6 +161,7 @@ pub mod proof {}
 pub mod epochs;
 pub mod events;
 #[cfg(feature = "_fence")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "postgres", feature = "sqlite"))))]
 #[cfg_attr(
     not(all(feature = "layer", feature = "postgres", feature = "sqlite")),
     allow(
@@ -207,6 +210,7 @@ mod token_sql;
 mod wire;
 
 #[cfg(feature = "_fence")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "postgres", feature = "sqlite"))))]
 pub use self::fence::{
     AdmitError, Admitted, Claim, Claims, CommitError, Fence, FenceBuilder, FenceDatabase, FencedTx,
     TokenUse,

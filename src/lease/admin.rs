@@ -1,5 +1,7 @@
 //! Operations for operators: listing leases and breaking them.
 
+use std::sync::Arc;
+
 use super::{Held, LeaseError, Leases};
 use crate::{
     live_tokens::LiveTokens,
@@ -66,6 +68,20 @@ pub trait LeaseAdmin: Leases {
                 }
             }
         }
+    }
+}
+
+impl<L: LeaseAdmin> LeaseAdmin for Arc<L> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
+        L::list(self, limit, cursor).await
+    }
+
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        L::break_lease(self, resource, seen).await
     }
 }
 

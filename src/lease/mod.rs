@@ -71,6 +71,8 @@ mod signed;
 mod single_flight;
 mod store;
 
+#[doc(hidden)]
+pub use self::error::TooMuchChange;
 #[cfg(feature = "memory")]
 pub use self::memory::{MemoryBackend, MemoryLeases};
 #[cfg(feature = "postgres")]
@@ -85,8 +87,6 @@ pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
-#[doc(hidden)]
-pub use self::error::TooMuchChange;
 pub use self::{
     admin::{LeaseAdmin, Page},
     announced::Announced,

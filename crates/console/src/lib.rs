@@ -103,6 +103,9 @@
 //!   request took. The result of a search for leases is not refreshed automatically. For one page
 //!   of the result, the process examines at most about 20,000 leases.
 
+#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+compile_error!("the console needs a database: `postgres` or `sqlite`");
+
 mod event;
 mod feed;
 mod fences;

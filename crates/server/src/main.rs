@@ -3,6 +3,9 @@
 //! `tower-fence --help` describes the commands; the page `server` of the documentation shows how to
 //! use them.
 
+#[cfg(not(unix))]
+compile_error!("the program `tower-fence` needs a Unix system; the library also runs on others");
+
 mod args;
 mod client;
 mod config;

@@ -18,7 +18,8 @@ mod transactions;
 use sqlx::Database;
 // sqlx does not re-export `TransactionManager`, which counts nested transactions and queues
 // rollbacks. No other code names `sqlx-core`.
-pub(in crate::fence) use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
+pub(in crate::fence) use sqlx::Arguments;
+pub(in crate::fence) use sqlx_core::transaction::TransactionManager;
 
 pub(crate) use self::{
     admission::{Admission, Admissions, Admit, HighestStale},

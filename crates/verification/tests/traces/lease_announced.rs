@@ -5,7 +5,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Postgres;
 use tokio::sync::Mutex;
 use tower_fence::{
-    AdmitError, Fence, Token, TokenUse,
+    AdmitError, Fence, Resource, Token, TokenUse,
     lease::{
         Acquire, Announced, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases, PostgresLeases,
         RedisLeases, Renew,
@@ -18,8 +18,9 @@ use tower_fence_model::lease::last_word::{
 
 use super::drawn::Drawn;
 use crate::support::{
+    announced::NEIGHBOUR,
     database::{Fresh, TestDatabase},
-    lease::{LONG, sku},
+    lease::{LONG, grant, sku},
     redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
 };
 
@@ -95,6 +96,13 @@ impl<L: LeaseAdmin> Real<L> {
             }
             Step::Forge { token } => return Answer::Admitted(self.write(token).await),
             Step::Reads(_) => return Answer::Nothing,
+            Step::NeighbourIsGranted => {
+                let neighbour = Resource::new(NEIGHBOUR).unwrap();
+                let lease = grant(&self.issuers[0], &neighbour, LONG).await;
+                let released = self.issuers[0].release(&neighbour, &lease.id).await;
+                released.unwrap();
+                return Answer::Nothing;
+            }
             other => unreachable!("{other:?} is not drawn"),
         };
         match answer {
@@ -120,7 +128,10 @@ impl<L: LeaseAdmin> Real<L> {
     /// Returns the highest stale token, the announced token, and the token of the lease.
     async fn seen(&self) -> (i64, i64, Option<i64>) {
         let of_row = async |column| {
-            let sql = format!("SELECT coalesce(max({column}), 0) FROM tower_fence.resources");
+            let sql = format!(
+                "SELECT coalesce(max({column}), 0) FROM tower_fence.resources WHERE resource = '{}'",
+                sku()
+            );
             self.db.number(&sql).await
         };
         let held = self.issuers[0].inspect(&sku()).await.unwrap();
@@ -157,6 +168,7 @@ const BOUNDS: Bounds = Bounds {
     losses: &[],
     most: 0,
     forged: 1,
+    neighbours: 2,
     abandoned: 0,
     delayed: 0,
     renewals: true,
