@@ -354,7 +354,7 @@ async fn a_late_answer_leaves_another_confirmation_open() {
             browser.comes_to("return window.answered === true").await;
             browser.shows("#break", "worker-b holds sku-2").await;
             assert_eq!(browser.text("#break-error").await, "");
-            let is_ready = "return document.querySelector('#break').open && !document.querySelector('#break-yes').disabled";
+            let is_ready = "return document.querySelector('#break').open && document.querySelector('#break-yes').ariaDisabled === 'false'";
             assert_eq!(browser.run(is_ready).await, true);
             browser.click("#break-no").await;
             browser
@@ -494,6 +494,9 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
                 pages.push(first_row().await);
             }
             assert_eq!(is_disabled("next").await, true);
+            // A disabled button loses the focus.
+            let focus = browser.run("return document.activeElement.id").await;
+            assert_eq!(focus, format!("{table}-title"));
             double_click("back").await;
             shows_page(&pages[1]).await;
             double_click("next").await;

@@ -28,6 +28,8 @@ export async function lookUp(resource) {
   at("look-up-break").hidden = true;
   at("look-up-reset").hidden = true;
   if (!at("look-up").open) at("look-up").showModal();
+  // A hidden button would lose the focus.
+  else at("look-up-close").focus();
   try {
     const found = await get("fence", { resource });
     if (mine !== asked) return;
@@ -132,15 +134,16 @@ let subject = null;
 function open(name, body) {
   subject = body;
   notice(at(`${name}-error`), null);
-  at(`${name}-yes`).disabled = false;
+  at(`${name}-yes`).ariaDisabled = "false";
   at(name).showModal();
 }
 
 /** Sends the request once, even after several clicks. A late answer changes no other dialog. */
 async function act(name) {
   const [mine, button, failed] = [subject, at(`${name}-yes`), at(`${name}-error`)];
-  if (button.disabled) return;
-  button.disabled = true;
+  if (button.ariaDisabled === "true") return;
+  // A disabled button would lose the focus.
+  button.ariaDisabled = "true";
   notice(failed, null);
   try {
     await post(name, mine);
@@ -150,6 +153,6 @@ async function act(name) {
   } catch (error) {
     if (mine === subject) notice(failed, error);
   } finally {
-    if (mine === subject) button.disabled = false;
+    if (mine === subject) button.ariaDisabled = "false";
   }
 }

@@ -90,7 +90,7 @@ function surplus(newestFirst, group) {
 
 /** Removes the oldest items of each group, so that many writes do not displace events of leases. */
 function trim() {
-  for (const item of surplus([...list.children], (item) => item.dataset.lease)) item.remove();
+  for (const item of surplus([...list.children], (item) => item.dataset.lease)) remove(item);
   // Notes whose events were removed may have become neighbours.
   for (const older of list.querySelectorAll("[data-missed] + [data-missed]")) {
     const newer = older.previousElementSibling;
@@ -98,6 +98,12 @@ function trim() {
     older.remove();
   }
   while (list.lastElementChild?.matches(".note + .note")) list.lastElementChild.remove();
+}
+
+/** Removes a part of the list. If the part has the focus, the focus moves to the list. */
+function remove(part) {
+  if (part.contains(document.activeElement)) list.focus({ preventScroll: true });
+  part.remove();
 }
 
 function remember(event) {
@@ -116,7 +122,7 @@ function add(event, atOnce = false) {
     newest.querySelector(".times").textContent = `\u00d7${times}`;
     newest.querySelector("time").replaceWith(moment(event.at_ms));
     if (event.kind === "stale" && atOnce && isDue()) {
-      newest.querySelector(".why").remove();
+      remove(newest.querySelector(".why"));
       explain(event, newest, atOnce);
     }
     return;
@@ -186,10 +192,18 @@ function explain(event, item, atOnce) {
     return;
   }
   const ask = element("button", { type: "button", class: "link" }, "Show the current holder");
-  ask.addEventListener("click", () => {
-    ask.remove();
-    tellHolder(event.resource, text);
-  });
+  ask.addEventListener(
+    "click",
+    async () => {
+      await tellHolder(event.resource, text);
+      const hadFocus = ask === document.activeElement;
+      ask.remove();
+      if (!hadFocus) return;
+      text.tabIndex = -1;
+      text.focus();
+    },
+    { once: true },
+  );
   text.append(ask);
 }
 

@@ -111,8 +111,11 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
       if (hadFocus) title.focus();
     }
     nextCursor = page.next;
+    const focused = document.activeElement;
     back.disabled = cursors.length === 1;
     next.disabled = nextCursor === null;
+    // A disabled button would lose the focus.
+    if ((focused === back || focused === next) && focused.disabled) title.focus();
     if (summary.textContent !== page.summary) summary.textContent = page.summary;
   }
 
