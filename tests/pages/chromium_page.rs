@@ -57,6 +57,14 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
             .await;
         assert!(browser.text("#leases-rows").await.contains("worker-a"));
         browser.click("#leases-rows tr:first-child .danger").await;
+        let second_click = "const yes = document.querySelector('#break-yes');
+            yes.dispatchEvent(new MouseEvent('click', { detail: 2 }));
+            return yes.ariaDisabled";
+        assert_eq!(
+            browser.run(second_click).await,
+            "false",
+            "a request was sent"
+        );
         browser.click("#break-yes").await;
         browser
             .shows("#leases-rows tr:first-child", "worker-c")

@@ -90,7 +90,10 @@ export function breakLease(lease) {
 }
 
 at("break-no").addEventListener("click", () => at("break").close());
-at("break-yes").addEventListener("click", () => act("break"));
+at("break-yes").addEventListener("click", (event) => {
+  // The second click of a double click on "Break…" can land on this button.
+  if (event.detail < 2) act("break");
+});
 
 // --- Reset a fence.
 
