@@ -279,6 +279,29 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reset_dialog_shows_a_lease_granted_since_the_look_up() {
+    let example = Example::start().await;
+    let lease = example.acquire("sku-1", "worker-a", 600_000).await;
+    example.release(&lease).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.fill("#fences-text", "sku-1").await;
+        browser.click("#fences-search [value='look-up']").await;
+        browser.shows("#look-up-facts", "Not held").await;
+        example.acquire("sku-1", "worker-b", 600_000).await;
+        browser.click("#look-up-reset").await;
+        browser
+            .shows("#reset-text", "worker-b holds the lease")
+            .await;
+        browser.click("#reset-no").await;
+        let focus = "return document.activeElement.id";
+        assert_eq!(browser.run(focus).await, "look-up-close");
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
 /// Returns a script that holds back requests until `answer` is called. Their URLs contain `part`.
 fn hold_back(part: &str) -> String {
     format!(

@@ -18,6 +18,7 @@ export function onChange(call) {
 
 // --- Look up a resource: its lease and its fence.
 
+/** Shows the lease and the fence of a resource. Returns them, unless another look-up followed. */
 export async function lookUp(resource) {
   known = null;
   asked += 1;
@@ -35,6 +36,7 @@ export async function lookUp(resource) {
     if (mine !== asked) return;
     known = found;
     describe(found);
+    return found;
   } catch (error) {
     if (mine === asked) notice(at("look-up-error"), error);
   }
@@ -69,7 +71,11 @@ at("look-up-close").addEventListener("click", () => at("look-up").close());
 at("look-up-break").addEventListener("click", () => {
   breakLease({ resource: known.resource, ...known.lease });
 });
-at("look-up-reset").addEventListener("click", () => reset(known));
+at("look-up-reset").addEventListener("click", async () => {
+  // The lease may have been granted since the look-up.
+  const found = await lookUp(known.resource);
+  if (found && at("look-up").open) reset(found);
+});
 
 // --- Break a lease.
 
