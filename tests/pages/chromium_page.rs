@@ -450,6 +450,15 @@ const EMPTY_PAGES: &str = "
     };
     return null";
 
+/// A script that records in `announced` the summaries of lists that screen readers announce.
+const RECORD_ANNOUNCED: &str = "
+    window.announced = [];
+    for (const summary of document.querySelectorAll('#leases-summary, #fences-summary')) {
+        const note = () => { if (summary.ariaLive !== 'off') announced.push(summary.textContent); };
+        new MutationObserver(note).observe(summary, { childList: true });
+    }
+    return null";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn empty_page_is_not_shown_as_an_empty_list() {
     let example = Example::start().await;
@@ -460,6 +469,7 @@ async fn empty_page_is_not_shown_as_an_empty_list() {
             browser.shows("#fences-summary", "No fences.").await;
         };
         shows_empty_lists().await;
+        browser.run(RECORD_ANNOUNCED).await;
         browser.run(EMPTY_PAGES).await;
         for table in ["leases", "fences"] {
             browser
@@ -468,6 +478,8 @@ async fn empty_page_is_not_shown_as_an_empty_list() {
         }
         browser.run("window.fetch = window.ask; return null").await;
         shows_empty_lists().await;
+        // The user has not requested these changes.
+        assert_eq!(browser.run("return announced").await, json!([]));
         browser.is_clean(&example.service.url, &[]).await;
     })
     .await;
@@ -494,6 +506,7 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
     };
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
+        browser.run(RECORD_ANNOUNCED).await;
         for table in ["leases", "fences"] {
             eventually!(
                 "a page is full",
@@ -528,6 +541,12 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
             // A disabled button loses the focus.
             let focus = browser.run("return document.activeElement.id").await;
             assert_eq!(focus, format!("{table}-title"));
+            let announced = browser.run("return announced.splice(0)").await;
+            let announced = announced.as_array().unwrap();
+            let is_page = |said: &Value, page| said.as_str().unwrap().starts_with(page);
+            assert_eq!(announced.len(), 2, "{announced:?}");
+            assert!(is_page(&announced[0], "Page 2: "), "{announced:?}");
+            assert!(is_page(&announced[1], "Page 3: "), "{announced:?}");
             double_click("back").await;
             shows_page(&pages[1]).await;
             double_click("next").await;
@@ -550,6 +569,7 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
             browser.click(&format!("#{table}-back")).await;
             shows_page(&pages[0]).await;
             assert_eq!(is_disabled("back").await, true);
+            browser.run("announced.splice(0)").await;
         }
         browser.fill("#leases-text", "OWNER-217").await;
         browser.click("#leases-search button").await;

@@ -79,6 +79,8 @@ async fn a_narrow_window_needs_no_scrolling_to_the_side() {
                 if page.ends_with("/console/") {
                     browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 2").await;
                     browser.shows("#live-events", "holds it now").await;
+                    // Only refusals that occur while the page is open are announced.
+                    assert_eq!(browser.text("#live-announce").await, "");
                 }
                 let wide = "return [...document.querySelectorAll('body *')].filter((one) => one.getBoundingClientRect().right \
                      > innerWidth + 1 && one.getClientRects().length > 0 && !one.closest('svg')).map((one) => one.className || one.tagName)";

@@ -75,7 +75,8 @@ export function take(news) {
   for (const event of news.events) add(event, event === last);
   trim();
   if (scrolled > 0) list.scrollTop = scrolled + list.scrollHeight - before;
-  announceRefusals(news.events.filter((event) => refusals.has(event.kind)));
+  // The first message contains earlier events.
+  if (!isOther) announceRefusals(news.events.filter((event) => refusals.has(event.kind)));
 }
 
 /** Returns the items beyond the newest `MOST` of their group. */

@@ -28,6 +28,8 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
   let current = null;
   /** Whether an item may have changed since the last request was sent. */
   let again = false;
+  /** Whether the user has requested the page. Screen readers announce only such a page. */
+  let isTurned = false;
   let timer = null;
   let endedAt = 0;
   let tookMs = 0;
@@ -81,6 +83,7 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
   /** Requests another page. Until it is drawn, a second click requests the same page. */
   function turn(to) {
     wanted = to;
+    isTurned = true;
     refresh();
   }
 
@@ -116,7 +119,10 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
     next.disabled = nextCursor === null;
     // A disabled button would lose the focus.
     if ((focused === back || focused === next) && focused.disabled) title.focus();
-    if (summary.textContent !== page.summary) summary.textContent = page.summary;
+    const said = cursors.length === 1 ? page.summary : `Page ${cursors.length}: ${page.summary}`;
+    summary.ariaLive = isTurned ? "polite" : "off";
+    isTurned = false;
+    if (summary.textContent !== said) summary.textContent = said;
   }
 
   back.addEventListener("click", () => turn(cursors.slice(0, -1)));
