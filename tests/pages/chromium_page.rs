@@ -153,6 +153,7 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
             &format!("presented {presented}, highest stale token {highest_stale}")
         );
         assert_contains!(text, "It was granted to worker-a at");
+        assert_contains!(text, ": worker-b holds it now");
         assert_contains!(text, &format!("with token {}, since", second["token"]));
         browser.shows("#live-announce", "sku-1, stale").await;
         if !pictured {

@@ -2,7 +2,7 @@
 // is reset. When a dialog closes, the browser returns the focus to the element that had it before.
 
 import { get, post } from "./api.js";
-import { element, holder, name, notice, owner, time, token } from "./words.js";
+import { element, holder, moment, name, notice, owner, time, token } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 
@@ -56,6 +56,7 @@ function describe(found) {
     ["Highest stale token", dead],
     ["Last announced grant", row?.announced ? token(row.announced) : "none"],
     ["Last used", row ? `${time(row.idle_ms)} ago, by a write, a fenced read or an announced grant` : "never"],
+    ["Read at", moment(found.now_ms)],
     ["Partition", [String(found.partition), found.floor > 0 ? ", floor " : ", no floor", found.floor > 0 ? token(found.floor) : ""]],
   ];
   const items = facts.filter(Boolean).flatMap(([term, said]) => [

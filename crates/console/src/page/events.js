@@ -215,7 +215,8 @@ function isDue() {
 
 async function tellHolder(resource, text) {
   try {
-    text.append(...holder(await get("fence", { resource })));
+    const found = await get("fence", { resource });
+    text.append("At ", moment(found.now_ms), ": ", ...holder(found));
   } catch (error) {
     text.append(error.message);
   }

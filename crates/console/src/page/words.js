@@ -60,12 +60,16 @@ export function time(ms) {
   return rest === 0 ? first : `${first} ${rest} ${rest === 1 ? nextOne : nextMany}`;
 }
 
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
-/** Formats a time of day, with the full timestamp in `datetime`. */
+/** Formats a time of day, with the date if it is not today. The tooltip shows the time in UTC. */
 export function moment(ms) {
   const date = new Date(ms);
-  return element("time", { datetime: date.toISOString() }, clock.format(date));
+  const utc = date.toISOString();
+  const isToday = date.toDateString() === new Date().toDateString();
+  const said = isToday ? clock.format(date) : `${day.format(date)}, ${clock.format(date)}`;
+  return element("time", { datetime: utc, title: utc }, said);
 }
 
 /** Returns the name of an owner, or "unnamed". */
