@@ -189,6 +189,12 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
             .unwrap();
         select.select_by_value("refusals").await.unwrap();
         assert!(!browser.text("#live-events").await.contains("sku-3"));
+        // The browser does not restore the filter, which the list would not follow.
+        browser.goto(&example.service.url("/")).await;
+        browser.client.back().await.unwrap();
+        browser.shows("#live-events", "sku-3").await;
+        let filter = "return document.querySelector('#live-show').value";
+        assert_eq!(browser.run(filter).await, "all");
         example.release(&lease).await;
         example.release(&second).await;
         assert_eq!(waiting.await.unwrap().status, 201);
