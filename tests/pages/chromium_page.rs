@@ -587,7 +587,10 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
         browser.fill("#fences-text", "many-21").await;
         browser.click("#fences-search [value='begins']").await;
         browser
-            .shows("#fences-summary", "10 on this page that start with this")
+            .shows(
+                "#fences-summary",
+                "10 on this page that start with “many-21”",
+            )
             .await;
         browser.is_clean(&example.service.url, &[]).await;
     })

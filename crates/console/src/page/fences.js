@@ -24,7 +24,7 @@ export const fences = pager("fences", {
 
 function summary(page, after) {
   const count = page.fences.length;
-  const begin = prefix === "" ? "" : " that start with this";
+  const begin = prefix === "" ? "" : ` that start with “${prefix}”`;
   if (count > 0) return `${number(count)} on this page${begin}, sorted by name.`;
   if (after !== null || page.after !== null) return "None on this page.";
   return `No fences${begin && " of resources"}${begin}.`;
