@@ -84,9 +84,23 @@ async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
         browser.click("#leases-rows tr:first-child .danger").await;
+        browser.run(FAIL).await;
+        browser.click("#break-yes").await;
+        browser
+            .shows("#break-error", "It may still execute the request")
+            .await;
+        browser.run("window.fetch = window.ask; return null").await;
         example.release(&lease).await;
         example.acquire("sku-1", "worker-b", 600_000).await;
+        // The refusal arrives after the user has closed the dialog.
+        browser.run(&hold_back("api/break")).await;
         browser.click("#break-yes").await;
+        browser.comes_to("return Boolean(window.answer)").await;
+        browser.click("#break-no").await;
+        browser.run("window.answer(); return null").await;
+        browser
+            .comes_to("return document.querySelector('#break').open")
+            .await;
         browser.shows("#break-error", "No such lease is held").await;
         browser.click("#break-no").await;
         browser

@@ -24,7 +24,8 @@ async function ask(to, init) {
     answer = await fetch(to, { ...init, cache: "no-store", signal: AbortSignal.timeout(15_000) });
     text = await answer.text();
   } catch {
-    throw new Refused("The process does not respond.");
+    const isChange = init.method === "POST";
+    throw new Refused(`The process does not respond.${isChange ? " It may still execute the request." : ""}`);
   }
   if (answer.status === 204) return null;
   const body = parsed(text);

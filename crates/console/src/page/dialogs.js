@@ -161,7 +161,10 @@ async function act(name) {
     if (at("look-up").open && known?.resource === mine.resource) lookUp(mine.resource);
     changed();
   } catch (error) {
-    if (mine === subject) notice(failed, error);
+    if (mine === subject) {
+      notice(failed, error);
+      if (!at(name).open) at(name).showModal();
+    }
   } finally {
     if (mine === subject) button.ariaDisabled = "false";
   }
