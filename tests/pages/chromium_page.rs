@@ -274,7 +274,11 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
             true
         );
         browser.click("#reset-condition").await;
+        let is_valid = "return document.querySelector('#reset-token').validity.valid";
+        browser.fill("#reset-token", "0").await;
+        assert_eq!(browser.run(is_valid).await, false);
         browser.fill("#reset-token", "7").await;
+        assert_eq!(browser.run(is_valid).await, true);
         browser.click("#reset-yes").await;
         browser
             .shows("#reset-error", "reset to 1000000001 or above")
