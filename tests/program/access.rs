@@ -99,17 +99,25 @@ async fn console_is_for_operators_and_browsers_request_the_secret() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
-    for path in ["/console", "/console/", "/console/api/leases"] {
-        let refused = asked(&server, None, Method::GET, path).await;
-        refused.is_problem(401, "unauthorized");
-        let challenge = refused.headers["www-authenticate"].to_str().unwrap();
-        assert!(challenge.starts_with("Basic "), "{challenge}");
+    for (path, scheme) in [
+        ("/console", "Basic "),
+        ("/console/", "Basic "),
+        // A browser would ask for a password at each request of an open page.
+        ("/console/api/leases", "Bearer "),
+    ] {
+        let is_refused = |answer: Answer| {
+            answer.is_problem(401, "unauthorized");
+            let challenge = answer.headers["www-authenticate"].to_str().unwrap();
+            assert!(challenge.starts_with(scheme), "{path}: {challenge}");
+        };
+        is_refused(asked(&server, None, Method::GET, path).await);
         let with_password = async |password: &str| {
             let request = server.client.get(server.url(path));
             Answer::to(request.basic_auth("anybody", Some(password))).await
         };
-        let denied = with_password(HOLDER).await;
-        denied.is_problem(403, "operators-only");
+        // After 403, a browser would not ask for another password.
+        is_refused(with_password(HOLDER).await);
+        is_refused(with_password("another-secret-of-operators").await);
         assert_eq!(with_password(OPERATOR).await.status, 200, "{path}");
         let wrong = with_password("another-secret-of-operators").await;
         wrong.is_problem(401, "unauthorized");

@@ -120,7 +120,7 @@ impl Access {
     }
 
     /// Returns the role of a request, and its caller if secrets are configured; `None` if the
-    /// secret is unknown or missing.
+    /// secret is unknown or missing, or if it is the password of a holder.
     fn role(
         &self,
         authorization: Option<&HeaderValue>,
@@ -131,10 +131,11 @@ impl Access {
             return Some((Role::Operator, None));
         }
         let value = authorization?.as_bytes();
-        let digest: [u8; 32] = match (after(value, b"Bearer "), after(value, b"Basic ")) {
-            (Some(secret), _) => Sha256::digest(secret.trim_ascii()).into(),
-            (_, Some(encoded)) if schemes == Schemes::BearerAndBasic => {
-                let pair = Zeroizing::new(BASE64_STANDARD.decode(encoded.trim_ascii()).ok()?);
+        let bearer = after(value, b"Bearer ");
+        let digest: [u8; 32] = match bearer {
+            Some(secret) => Sha256::digest(secret.trim_ascii()).into(),
+            None if schemes == Schemes::BearerAndBasic => {
+                let pair = basic(value)?;
                 let colon = pair.iter().position(|byte| *byte == b':')?;
                 Sha256::digest(&pair[colon + 1..]).into()
             }
@@ -143,8 +144,9 @@ impl Access {
         let (operator, holder) = (known.operators.has(&digest), known.holders.has(&digest));
         let role = match (bool::from(operator), bool::from(holder)) {
             (true, _) => Role::Operator,
-            (false, true) => Role::Holder,
-            (false, false) => return None,
+            // A browser repeats a password that was answered with 403, and asks for no other one.
+            (false, true) if bearer.is_some() => Role::Holder,
+            _ => return None,
         };
         Some((role, Some(Caller(digest))))
     }
@@ -276,10 +278,12 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
     let route = request.extensions().get::<MatchedPath>();
     let for_holders = route.is_some_and(|route| is_for_holders(route.as_str()));
     // The console is a nested service, which has no matched route, so its path is compared.
-    let schemes = match request.uri().path().strip_prefix(CONSOLE) {
-        Some(rest) if rest.is_empty() || rest.starts_with('/') => Schemes::BearerAndBasic,
-        _ => Schemes::Bearer,
-    };
+    let path = request.uri().path().strip_prefix(CONSOLE);
+    let path = path.filter(|path| path.is_empty() || path.starts_with('/'));
+    let schemes = path.map_or(Schemes::Bearer, |_| Schemes::BearerAndBasic);
+    // A browser asks for the password when it loads the page. After a change of the secrets, it
+    // must not ask again for each request of an open page.
+    let is_page = path.is_some_and(|path| !path.starts_with("/api/"));
     match access.role(authorization.as_ref(), schemes) {
         Some((role, caller)) if role == Role::Operator || for_holders => {
             if let Some(caller) = caller {
@@ -290,10 +294,10 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
         Some(_) => refuse(Problem::new(ProblemType::OperatorsOnly), None),
         None => {
             report(&request, authorization.is_some());
-            let challenge = match (schemes, authorization) {
-                (Schemes::BearerAndBasic, _) => r#"Basic realm="tower-fence operators""#,
-                (Schemes::Bearer, None) => CHALLENGES[0],
-                (Schemes::Bearer, Some(_)) => CHALLENGES[1],
+            let challenge = match authorization {
+                _ if is_page => r#"Basic realm="tower-fence operators""#,
+                None => CHALLENGES[0],
+                Some(_) => CHALLENGES[1],
             };
             refuse(Problem::new(ProblemType::Unauthorized), Some(challenge))
         }
@@ -314,6 +318,13 @@ fn report(request: &Request, has_authorization: bool) {
             "refused a request without a known secret"
         );
     }
+}
+
+/// Returns the user name and the password of HTTP Basic, as `USER:PASSWORD`.
+fn basic(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let encoded = after(value, b"Basic ")?;
+    let pair = BASE64_STANDARD.decode(encoded.trim_ascii()).ok()?;
+    Some(Zeroizing::new(pair))
 }
 
 /// Returns the rest of a header value after the name of a scheme.
@@ -397,8 +408,8 @@ mod tests {
             role(&format!("anybody:{OPERATOR}"), both),
             Some(Role::Operator)
         );
-        assert_eq!(role(&format!(":{HOLDER}"), both), Some(Role::Holder));
         for wrong in [
+            format!(":{HOLDER}"),
             OPERATOR.into(),
             format!("{OPERATOR}:"),
             format!("a:b:{OPERATOR}"),
