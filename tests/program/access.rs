@@ -119,13 +119,60 @@ async fn console_is_for_operators_and_browsers_request_the_secret() {
         is_refused(with_password(HOLDER).await);
         is_refused(with_password("another-secret-of-operators").await);
         assert_eq!(with_password(OPERATOR).await.status, 200, "{path}");
-        let wrong = with_password("another-secret-of-operators").await;
-        wrong.is_problem(401, "unauthorized");
+        let denied = asked(&server, Some(HOLDER), Method::GET, path).await;
+        denied.is_problem(403, "operators-only");
     }
     // Browsers send a stored password automatically, so no route for holders accepts one.
     let request = server.client.post(server.url("/locks/sku-1"));
     let refused = Answer::to(request.basic_auth("anybody", Some(OPERATOR))).await;
     refused.is_problem(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn log_names_the_operator_of_each_change() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
+    let lease = async || {
+        let granted = asked(&server, Some(HOLDER), Method::POST, "/locks/sku-1").await;
+        granted.json()["token"].clone()
+    };
+    let change = async |call: &str, user: &str, token: &Value| {
+        let request = server.client.post(server.url(call));
+        let body = json!({ "resource": "sku-1", "token": token });
+        let changed = request.basic_auth(user, Some(OPERATOR)).json(&body);
+        assert_eq!(Answer::to(changed).await.status, 204, "{call}");
+    };
+    let first = lease().await;
+    change("/console/api/break", "anna\nWARN \x1b[0m", &first).await;
+    // A user may enter the secret in the wrong field.
+    change("/console/api/break", OPERATOR, &lease().await).await;
+    change("/console/api/reset", "bert", &lease().await).await;
+    let broken = asked(&server, Some(OPERATOR), Method::POST, "/locks/sku-1/break").await;
+    assert_eq!(broken.status, 204);
+    server.logs("tower_fence::issuer::operators: broke").await;
+
+    let log = server.log();
+    let changes = log.lines().filter(|line| line.contains("operator{"));
+    let changes: Vec<_> = changes.collect();
+    assert_eq!(changes.len(), 4, "{log}");
+    for (line, user, said) in [
+        (
+            changes[0],
+            r#" user="anna\nWARN \u{1b}[0m"}"#,
+            "broke a lease from the console",
+        ),
+        (changes[1], "}", "broke a lease from the console"),
+        (changes[2], r#" user="bert"}"#, "the fence was reset"),
+        (changes[3], "}", "broke a lease"),
+    ] {
+        let (_, rest) = line.split_once(" WARN operator{peer=127.0.0.1:").unwrap();
+        let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
+        assert!(rest.starts_with(user) && rest.contains(said), "{line}");
+    }
+    let before = format!("before={}", first.as_i64().unwrap() + 1);
+    assert!(changes[2].contains(&before), "{log}");
+    assert!(!log.contains(OPERATOR), "{log}");
 }
 
 #[tokio::test]

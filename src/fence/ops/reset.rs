@@ -57,6 +57,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// If the future is dropped, the reset has taken effect as a whole or not at all.
     pub async fn reset(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
+        let before = self.inspect(resource).await?;
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one).await?;
         let limits = self.limits_on_workers().await?;
@@ -74,6 +75,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         tracing::warn!(
             resource = resource.as_str(),
             token = token.get(),
+            before,
             "the fence was reset"
         );
         Ok(())

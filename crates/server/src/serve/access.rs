@@ -8,7 +8,9 @@
 //! 3. The console also accepts the secret of an operator as a password (HTTP Basic, with any user
 //!    name), because a browser cannot send it in another way. The console itself refuses requests
 //!    that pages of other sites send from that browser.
-//! 4. The log names the sender of a request without a known secret, at most once per second.
+//! 4. Every log line about a request of an operator contains the address of the sender and the user
+//!    name. The server does not check the user name.
+//! 5. The log names the sender of a request without a known secret, at most once per second.
 
 use std::{
     fmt,
@@ -32,6 +34,7 @@ use tower_fence::{
     problem::{Problem, ProblemType},
     sampler::Sampler,
 };
+use tracing::{Instrument, Span};
 use zeroize::Zeroizing;
 
 use super::args::AccessArgs;
@@ -139,7 +142,7 @@ impl Access {
                 let colon = pair.iter().position(|byte| *byte == b':')?;
                 Sha256::digest(&pair[colon + 1..]).into()
             }
-            _ => return None,
+            None => return None,
         };
         let (operator, holder) = (known.operators.has(&digest), known.holders.has(&digest));
         let role = match (bool::from(operator), bool::from(holder)) {
@@ -149,6 +152,25 @@ impl Access {
             _ => return None,
         };
         Some((role, Some(Caller(digest))))
+    }
+
+    /// Returns the span for a request of an operator. A user name that is a secret is omitted.
+    fn operator_span(&self, request: &Request, authorization: Option<&HeaderValue>) -> Span {
+        let peer = request.extensions().get::<SocketAddr>();
+        let pair = authorization.and_then(|value| basic(value.as_bytes()));
+        let pair = pair.unwrap_or_default();
+        let user = pair.split(|byte| *byte == b':').next();
+        let user = user.unwrap_or_default().trim_ascii();
+        let (known, digest) = (self.known(), Sha256::digest(user).into());
+        let is_secret = known.operators.has(&digest) | known.holders.has(&digest);
+        let is_shown = !user.is_empty() && !bool::from(is_secret);
+        let user = is_shown.then(|| String::from_utf8_lossy(user));
+        // The log escapes the user name, because it is not recorded with `Display`.
+        tracing::warn_span!(
+            "operator",
+            peer = peer.map(tracing::field::display),
+            user = user.as_deref()
+        )
     }
 
     /// Returns whether a request is addressed to this server. Without secrets and without
@@ -289,7 +311,11 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
-            next.run(request).await
+            let span = match for_holders {
+                true => Span::none(),
+                false => access.operator_span(&request, authorization.as_ref()),
+            };
+            next.run(request).instrument(span).await
         }
         Some(_) => refuse(Problem::new(ProblemType::OperatorsOnly), None),
         None => {
