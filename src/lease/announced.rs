@@ -10,10 +10,11 @@
 //!    token.
 //! 3. Rule 2 does not apply to a renewal, whose announcement is also refused if the last
 //!    announcement was that of another lease, or if a token above the last announced one was used.
-//!    If the announcement of a renewal is refused, [`Announced`] asks the store for the lease's current token. If that token is higher, another
-//!    renewal of the same lease has overtaken this one. This renewal then returns the higher token
-//!    or, if it requested a new token, requests another one. Otherwise the lease is lost, because
-//!    another holder may have written since this holder last read its data.
+//!    If the announcement of a renewal is refused, [`Announced`] asks the store for the lease's
+//!    current token. If that token is higher, another renewal of the same lease has overtaken this
+//!    one. This renewal then returns the higher token or, if it requested a new token, requests
+//!    another one. Otherwise the lease is lost, because another holder may have written since this
+//!    holder last read its data.
 //! 4. An announcement can be slow. If it took at least half the TTL, the lease is renewed before it
 //!    is returned, so that no holder receives an expired lease.
 //!

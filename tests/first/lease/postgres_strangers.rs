@@ -15,6 +15,7 @@ use std::{
 
 use reqwest::Url;
 use sqlx::{Connection, PgConnection, Postgres, postgres::PgConnectOptions};
+use tokio::time::{sleep, timeout};
 use tower_fence::{
     Resource,
     lease::{Acquire, LeaseAdmin, LeaseError, Leases, PostgresLeases},
@@ -214,6 +215,20 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         waiting.unwrap() > 0
     })
     .await;
+    // Further requests keep arriving, and their clients give up.
+    let flood = tokio::spawn({
+        let (leases, hot) = (leases.clone(), hot.clone());
+        async move {
+            loop {
+                let (leases, hot) = (leases.clone(), hot.clone());
+                tokio::spawn(async move {
+                    let request = leases.acquire(&hot, Acquire::new(LONG));
+                    timeout(Duration::from_millis(30), request).await
+                });
+                sleep(Duration::from_millis(3)).await;
+            }
+        }
+    });
     for n in 0..20 {
         let other = Resource::new(format!("other-{n}")).unwrap();
         let lease = grant(&leases, &other, LONG).await;
@@ -223,6 +238,7 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
             "no request waits for the writer"
         );
     }
+    flood.abort();
     writing.commit().await.unwrap();
     let mut tokens = 0;
     for request in crowd {
@@ -232,5 +248,6 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
             Err(error) => panic!("{error:?}"),
         }
     }
-    assert_eq!(tokens, 1);
+    // A request of the flood may have the lease for a moment.
+    assert!(tokens <= 1, "{tokens} leases were granted");
 }

@@ -181,7 +181,10 @@ const BOUNDS: Bounds = Bounds {
 /// new epoch begins at the first grant, not at a restart.
 fn can_be(state: &State, step: &Step) -> bool {
     let has_granted = !state.servers[0].counter.is_multiple_of(EPOCH);
-    let needs_counter = matches!(step, Step::RedisIsSaved | Step::Lose(Loss::RedisRestarts));
+    let needs_counter = matches!(
+        step,
+        Step::RedisIsSaved | Step::Lose(Loss::RedisRestarts | Loss::KeysAreCopiedBack)
+    );
     has_granted || !needs_counter
 }
 
