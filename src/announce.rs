@@ -111,10 +111,9 @@ impl fmt::Debug for LeaseDigest {
 #[non_exhaustive]
 pub enum AnnounceError {
     /// The fence of the resource has already received a higher token, or a higher token was
-    /// announced. The issuer may repeat the grant with `next` or any higher token.
-    #[error(
-        "a newer token than the grant's was used on the resource or announced: the next one is {next}"
-    )]
+    /// announced. The issuer may repeat the grant with `next` or any higher token. If the call
+    /// renews a lease, the lease is lost.
+    #[error("another token was used on the resource or announced: the next one is {next}")]
     Superseded {
         /// The lowest token above all tokens that were used or announced.
         next: Token,

@@ -1016,6 +1016,9 @@ DECLARE
     seen record;
 BEGIN
     PERFORM tower_fence.check_token(announce.token);
+    IF announce.lease IS NULL OR announce.renews IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'lease and renews must not be null';
+    END IF;
     PERFORM tower_fence.wait_for_disk();
     outcome := 'announced';
     was_last := false;

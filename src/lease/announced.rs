@@ -333,7 +333,10 @@ fn note_superseded(lease: &Lease, next: Token) {
     static SUPERSEDED: Sampler = Sampler::new();
     let (resource, token) = (&lease.resource, lease.token);
     metrics::count("tower_fence_grants_superseded_total");
-    events::superseded(resource, token, next);
+    // A renewal may be superseded although its token is the highest. Its lease is then lost.
+    if next > token {
+        events::superseded(resource, token, next);
+    }
     let Some(suppressed) = SUPERSEDED.next() else {
         return;
     };
@@ -342,7 +345,7 @@ fn note_superseded(lease: &Lease, next: Token) {
         token = token.get(),
         next = next.get(),
         suppressed,
-        "the token of the lease is stale: the database has failed over or `after_failover` was called (do not reset \
+        "the lease is superseded: the database has failed over or `after_failover` was called (do not reset \
          the resource), or the resource has received a token of another issuer or a forged token"
     );
 }

@@ -63,7 +63,6 @@ pub enum LeaseError {
 /// resources.
 #[derive(Debug, thiserror::Error)]
 #[error("gave up after repeated conflicts with other requests for the same lease")]
-#[doc(hidden)]
 pub struct TooMuchChange;
 
 impl LeaseError {

@@ -71,8 +71,6 @@ mod signed;
 mod single_flight;
 mod store;
 
-#[doc(hidden)]
-pub use self::error::TooMuchChange;
 #[cfg(feature = "memory")]
 pub use self::memory::{MemoryBackend, MemoryLeases};
 #[cfg(feature = "postgres")]
@@ -93,7 +91,7 @@ pub use self::{
     backend::Backend,
     boxed::BoxLeases,
     driver::{Driver, Turns},
-    error::LeaseError,
+    error::{LeaseError, TooMuchChange},
     grant::{Held, Lease},
     id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner},
     request::{Acquire, Renew},

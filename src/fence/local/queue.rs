@@ -35,7 +35,13 @@ pub(in crate::fence) enum QueueKey {
 /// Queues of all keys for which a permit is held or awaited. Each queue is in the order of arrival.
 #[derive(Default)]
 pub(in crate::fence) struct Queues {
-    queues: Mutex<HashMap<QueueKey, Arc<Semaphore>>>,
+    queues: Mutex<HashMap<QueueKey, Queue>>,
+}
+
+pub(crate) struct Queue {
+    turns: Arc<Semaphore>,
+    /// Whether the last request that joined, or that had its turn, was blocked.
+    is_blocked: bool,
 }
 
 /// Permission for the first request in a queue to take a connection. When this value is dropped,
@@ -57,8 +63,12 @@ impl Queues {
     ) -> Option<Permit> {
         let queue = {
             let mut queues = self.lock();
-            let one_at_a_time = || Arc::new(Semaphore::new(1));
-            Arc::clone(queues.entry(key.clone()).or_insert_with(one_at_a_time))
+            let queue = queues.entry(key.clone()).or_insert_with(|| Queue {
+                turns: Arc::new(Semaphore::new(1)),
+                is_blocked: true,
+            });
+            queue.is_blocked = true;
+            Arc::clone(&queue.turns)
         };
         let membership = Membership {
             queues: Arc::clone(self),
@@ -72,13 +82,21 @@ impl Queues {
         })
     }
 
-    /// Returns whether a request is in this queue.
+    /// Returns whether the requests of this queue are blocked.
     #[cfg(feature = "postgres")]
-    pub(in crate::fence) fn is_in_use(&self, key: &QueueKey) -> bool {
-        self.lock().contains_key(key)
+    pub(in crate::fence) fn is_blocked(&self, key: &QueueKey) -> bool {
+        self.lock().get(key).is_some_and(|queue| queue.is_blocked)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Arc<Semaphore>>> {
+    /// Records that a request of this queue was not blocked.
+    #[cfg(feature = "postgres")]
+    pub(in crate::fence) fn unblock(&self, key: &QueueKey) {
+        if let Some(queue) = self.lock().get_mut(key) {
+            queue.is_blocked = false;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Queue>> {
         // No code panics while it holds the lock.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +116,7 @@ impl Drop for Membership {
         self.queue = None;
         if queues
             .get(&self.key)
-            .is_some_and(|queue| Arc::strong_count(queue) == 1)
+            .is_some_and(|queue| Arc::strong_count(&queue.turns) == 1)
         {
             queues.remove(&self.key);
         }
@@ -126,5 +144,21 @@ mod tests {
         drop((first, other));
         drop(queues.wait(a.clone(), soon()).await.unwrap());
         assert!(queues.lock().is_empty());
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn queue_is_blocked_until_a_request_has_succeeded() {
+        let queues = Arc::<Queues>::default();
+        let key = QueueKey::Resource(Resource::new("a").unwrap());
+        assert!(!queues.is_blocked(&key));
+        let first = queues.wait(key.clone(), soon()).await;
+        assert!(queues.is_blocked(&key));
+        // The queue still has a request, but later ones need not join it.
+        queues.unblock(&key);
+        assert!(!queues.is_blocked(&key));
+        assert!(queues.wait(key.clone(), soon()).await.is_none());
+        assert!(queues.is_blocked(&key));
+        drop(first);
     }
 }

@@ -33,9 +33,9 @@ impl Calls for Fence<Postgres> {
             };
             let until = after(lock_timeout);
             let queue = QueueKey::Call(call.function, call.assigns_token, resource.clone());
-            // If an earlier call is in the queue, even a short attempt would only occupy a
-            // connection. Many such attempts would leave no connection for other resources.
-            if !self.queues.is_in_use(&queue) {
+            // While earlier calls are blocked, even a short attempt would only occupy a connection.
+            // Many such attempts would leave no connection for other resources.
+            if !self.queues.is_blocked(&queue) {
                 match self.call_within(&call, MOMENT).await {
                     Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
                     outcome => return Ok(outcome?),
@@ -43,11 +43,16 @@ impl Calls for Fence<Postgres> {
             }
             // Another transaction has locked the rows, possibly for a long time. To limit the
             // number of connections that wait for locks, first wait in a queue and for a permit.
-            let _turn = self.queues.wait(queue, until).await.ok_or_else(in_use)?;
+            let turn = self.queues.wait(queue.clone(), until).await;
+            let _turn = turn.ok_or_else(in_use)?;
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
             let _permit = permit.map_err(|_| in_use())?;
             let left = until.saturating_duration_since(Instant::now());
-            Ok(self.call_within(&call, left).await?)
+            let called = self.call_within(&call, left).await;
+            if !matches!(&called, Err(AdmitError::Busy(cause)) if is_locked(cause)) {
+                self.queues.unblock(&queue);
+            }
+            Ok(called?)
         })
     }
 

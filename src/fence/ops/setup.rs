@@ -31,10 +31,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns sqlx's error in the following cases:
     ///
     /// - The database is unreachable or refuses a statement.
-    /// - The server is older than Postgres 14, or its encoding is not UTF8.
+    /// - The server is not Postgres 14 or later, or its encoding is not UTF8.
     /// - The schema belongs to another role that is not a superuser, and the tables are missing or
-    ///   outdated, or the calling role is a superuser; see [roles](crate::deployment#roles).
-    /// - The server does not reveal its timeline; see
+    ///   outdated, or the calling role may create schemas; see [roles](crate::deployment#roles).
+    /// - The server does not reveal its timeline, or keeps it when it is restored; see
     ///   [`failover_detection`](crate::FenceBuilder::failover_detection).
     /// - The fence in the database cannot be used after the migration; see [`check`](Self::check).
     pub async fn migrate(&self) -> Result<(), MigrateError> {

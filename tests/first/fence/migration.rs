@@ -169,6 +169,12 @@ async fn schema_of_another_role_is_refused() {
     // A superuser must not read these tables, because the owner can replace them by views.
     refuses(&of_superuser).await;
     of_member.migrate().await.unwrap();
+    // A role that could have created the schema expects to be its owner.
+    db.execute(&format!(
+        "DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO {member}', current_database()); END $$"
+    ))
+    .await;
+    refuses(&of_member).await;
 
     for pool in [fence.pool(), of_member.pool()] {
         pool.close().await;

@@ -8,8 +8,8 @@
 //! 3. The console also accepts the secret of an operator as a password (HTTP Basic, with any user
 //!    name), because a browser cannot send it in another way. The console itself refuses requests
 //!    that pages of other sites send from that browser.
-//! 4. Every log line about a request of an operator contains the address of the sender and the user
-//!    name. The server does not check the user name.
+//! 4. Every log line about a request that only operators may send contains the address of the
+//!    sender and the user name. The server does not check the user name.
 //! 5. The log names the sender of a request without a known secret, at most once per second.
 
 use std::{

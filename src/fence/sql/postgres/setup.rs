@@ -59,17 +59,18 @@ const CHECK_CITUS: &str = "SELECT \
             WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.commit_marks')) AS is_joined";
 
 /// Block that refuses a schema whose owner this role cannot trust. The owner of the schema becomes
-/// the owner of all functions, and could replace those that other roles execute. A superuser is
-/// refused even if the tables are current, because it must not read a view that replaces one of
-/// them. Another role without privileges on the schema may still find that the tables are current.
+/// the owner of all functions, and could replace those that other roles execute. A role that could
+/// have created the schema itself is refused even if the tables are current, because it must not
+/// read a view that replaces one of them. Another role may still find that the tables are current.
 const TRUST: &str = "DO $fence$ DECLARE stranger CONSTANT pg_catalog.name := (SELECT o.rolname \
     FROM pg_catalog.pg_namespace AS n \
     JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database() \
-    JOIN pg_catalog.pg_roles AS o ON o.oid = CASE n.nspowner \
-        WHEN 'pg_database_owner'::pg_catalog.regrole THEN d.datdba ELSE n.nspowner END \
+    JOIN pg_catalog.pg_roles AS o ON o.oid = CASE pg_catalog.pg_get_userbyid(n.nspowner) \
+        WHEN 'pg_database_owner' THEN d.datdba ELSE n.nspowner END \
     JOIN pg_catalog.pg_roles AS me ON me.rolname = current_user \
     WHERE n.nspname = '{schema}' AND o.oid <> me.oid AND NOT o.rolsuper \
-        AND (me.rolsuper OR pg_catalog.to_regclass('{schema}.{last_table}') IS NULL)); \
+        AND (pg_catalog.has_database_privilege(me.oid, d.oid, 'CREATE') \
+            OR pg_catalog.to_regclass('{schema}.{last_table}') IS NULL)); \
     BEGIN IF stranger IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', \
         MESSAGE = pg_catalog.concat('the schema {schema} belongs to the role ', stranger, \
             ', which could replace functions that other roles execute'), \
