@@ -95,7 +95,8 @@ async fn terminal_signal_reaches_the_command_once() {
 async fn terminal_signal_ends_a_container() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
-    let script = format!("echo > {}; sleep 1000", notes.path("ready").display());
+    // A shell that starts a process when the signal arrives may lose the signal.
+    let script = format!("echo > {}; exec sleep 1000", notes.path("ready").display());
     let options = ["--at-least", "600s"];
     let running = with_options(&server, &notes, &AS_LEADER, &options, &script);
     notes.has("ready").await;
