@@ -248,6 +248,11 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
             Err(error) => panic!("{error:?}"),
         }
     }
-    // A request of the flood may have the lease for a moment.
-    assert!(tokens <= 1, "{tokens} leases were granted");
+    if tokens == 0 {
+        // A request of the flood has had the lease for a moment.
+        let request = Acquire::new(LONG).wait(PATIENCE);
+        leases.acquire(&hot, request).await.unwrap();
+        tokens = 1;
+    }
+    assert_eq!(tokens, 1);
 }
