@@ -116,15 +116,12 @@ async fn a_thousand_go_away(reuse: bool) {
     // Repeatedly takes the row lock for a while, on a connection of its own.
     let over = Arc::new(AtomicBool::new(false));
     let blocker = tokio::spawn({
-        let (fence, over) = (db.fence(), over.clone());
+        let (pool, over) = (db.pool.clone(), over.clone());
         async move {
-            let hot = Resource::new("hot").unwrap();
+            let sql = "SELECT FROM tower_fence.resources WHERE resource = 'hot' FOR UPDATE";
             while !over.load(Relaxed) {
-                // The token is reusable and lower than all others, so its admission locks the row
-                // and changes nothing.
-                let mut lock = fence.pool().begin().await.unwrap();
-                let one = Token::new(1).unwrap();
-                let _ = fence.admit(&mut lock, &hot, one, TokenUse::Reusable).await;
+                let mut lock = pool.begin().await.unwrap();
+                Postgres::run(&mut lock, sql).await;
                 sleep(Duration::from_millis(20)).await;
                 lock.rollback().await.unwrap();
                 sleep(Duration::from_millis(5)).await;
