@@ -32,7 +32,7 @@ pub struct Health {
     leases: Probe,
     grants: Arc<Recent>,
     found: Arc<Mutex<Option<(Instant, Found)>>>,
-    stop: Option<Stop>,
+    stop: Stop,
 }
 
 /// The problem of each store; `None` if the store would accept a grant.
@@ -43,20 +43,14 @@ struct Found {
 }
 
 impl Health {
-    pub fn new(database: Probe, leases: Probe) -> Self {
+    pub fn new(database: Probe, leases: Probe, stop: Stop) -> Self {
         Self {
             database,
             leases,
             grants: Arc::default(),
             found: Arc::default(),
-            stop: None,
+            stop,
         }
-    }
-
-    /// Reports the server as not ready once it is stopping.
-    pub fn until(mut self, stop: Stop) -> Self {
-        self.stop = Some(stop);
-        self
     }
 
     /// Returns the check of each store, with the name of the store.
@@ -140,7 +134,7 @@ pub async fn alive() -> impl IntoResponse {
 
 pub async fn ready(State(health): State<Arc<Health>>) -> impl IntoResponse {
     let unavailable = StatusCode::SERVICE_UNAVAILABLE;
-    if health.stop.as_ref().is_some_and(Stop::has_begun) {
+    if health.stop.has_begun() {
         return no_store(unavailable, json!({"status": "stopping"}));
     }
     let found = health.look().await;

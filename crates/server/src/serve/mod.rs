@@ -85,6 +85,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
         console,
         health,
         place,
+        is_in_etcd,
     } = store::mount(
         &args,
         fence.clone(),
@@ -120,7 +121,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
         address.map_err(|error| Failure::unavailable("cannot read the local address", &error))?;
 
     let under_way = UnderWay::new(&args.limits, stop.clone(), health.grants());
-    let health = Arc::new(health.until(stop.clone()));
+    let health = Arc::new(health);
     let app = routes(
         locks,
         console,
@@ -146,8 +147,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
         }
     });
 
-    let stores_in_etcd = args.etcd.urls()?.is_some();
-    let connections = Connections::new(&args.limits, stores_in_etcd, tls, stop);
+    let connections = Connections::new(&args.limits, is_in_etcd, tls, stop);
     tokio::select! {
         () = connections.serve(listener, app) => {}
         unfit = fit.until_unfit(is_fit) => return Err(unfit),

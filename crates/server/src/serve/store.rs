@@ -5,9 +5,8 @@ use sqlx::Postgres;
 use tower_fence::{
     Fence, TokenKeys,
     issuer::Issuer,
-    lease::{Backend, Driver, LeaseAdmin, RedisLeases},
+    lease::{Backend, BoxLeases, Driver, RedisLeases},
 };
-
 use tower_fence_console::{Console, Events};
 
 use super::{
@@ -31,6 +30,7 @@ pub struct Mounted {
     pub health: Health,
     /// The location of the leases, for messages.
     pub place: String,
+    pub is_in_etcd: bool,
 }
 
 /// Mounts the issuer over the configured store. Does not connect to the store, which need not be
@@ -43,119 +43,94 @@ pub fn mount(
     events: Events,
     stop: Stop,
 ) -> Result<Mounted, Failure> {
-    let settings = Settings {
-        leases: &args.leases,
-        fence: fence.clone(),
-        keys,
-        access,
-        events,
-        stop,
-    };
-    let schema = args.database.schema.database_schema.as_deref();
-    settings.check()?;
+    check(&args.leases)?;
     let redis = &args.redis;
-    let redis_urls = redis.urls()?;
+    let (redis_urls, etcd_urls) = (redis.urls()?, args.etcd.urls()?);
+    let is_in_etcd = etcd_urls.is_some();
+    let schema = args.database.schema.database_schema.as_deref();
+    let announce = args.leases.announce;
+    let epochs = || probe::epochs(fence.clone(), schema, announce);
     // The server refuses requests above `max_waiting` itself. The store also counts the positions
     // that it keeps for clients that may retry, so its limit must be higher.
     let max_waiters = 2 * args.limits.max_waiting as usize;
-    let epochs = || probe::epochs(fence.clone(), schema, args.leases.announce);
-    if let Some(urls) = args.etcd.urls()? {
-        if redis_urls.is_some() {
+    let (leases, database, store, place) = match (etcd_urls, redis_urls) {
+        (Some(_), Some(_)) => {
             return Err(Failure::configuration(
                 "both Redis and etcd are configured: choose one of them",
             ));
         }
-        let leases = args.etcd.connect_lazy(fence.clone(), &urls)?;
-        let leases = leases.max_waiters(max_waiters);
-        let health = Health::new(epochs(), probe::reads(leases.clone()));
-        let place = format!("etcd at {}", addresses(urls.into_iter()));
-        return Ok(settings.mount_outside(leases, health, place));
-    }
-    let Some(urls) = redis_urls else {
-        if args.database.transaction_pooling && args.database.listen()?.is_none() {
-            tracing::warn!(
-                "without --listen-url, waiters poll four times a second and are not served in order"
-            );
+        (Some(urls), None) => {
+            let leases = args.etcd.connect_lazy(fence.clone(), &urls)?;
+            let leases = leases.max_waiters(max_waiters);
+            let place = format!("etcd at {}", addresses(urls.into_iter()));
+            let probe = probe::reads(leases.clone());
+            (boxed(leases, &fence, announce), epochs(), probe, place)
         }
-        let leases = args.database.leases(fence.clone())?;
-        let leases = leases.max_waiters(max_waiters);
-        let grants = probe::grants(fence.clone(), leases.clone(), schema);
-        let health = Health::new(probe::answers(fence), grants);
-        return Ok(settings.mount(leases, health, "the database".into()));
+        (None, Some(urls)) => {
+            redis.check()?;
+            let mode = redis.redis_mode;
+            let urls: Vec<&str> = words(urls.expose()).collect();
+            let place = addresses(urls.iter().copied());
+            let place = format!("Redis ({mode:?}) at {place}").to_lowercase();
+            let (leases, probe) = if mode == RedisMode::Quorum {
+                let leases = redis.quorum(fence.clone(), &urls)?.max_waiters(max_waiters);
+                let probe = probe::reads(leases.clone());
+                (boxed(leases, &fence, announce), probe)
+            } else {
+                let leases = redis.connect_lazy(RedisLeases::builder(fence.clone()), &urls)?;
+                let leases = leases.max_waiters(max_waiters);
+                let probe = probe::redis(leases.clone());
+                (boxed(leases, &fence, announce), probe)
+            };
+            (leases, epochs(), probe, place)
+        }
+        (None, None) => {
+            if args.database.transaction_pooling && args.database.listen()?.is_none() {
+                tracing::warn!(
+                    "without --listen-url, waiters poll four times a second and are not served in order"
+                );
+            }
+            let leases = args.database.leases(fence.clone())?;
+            let leases = BoxLeases::new(leases.max_waiters(max_waiters));
+            let grants = probe::grants(fence.clone(), leases.clone(), schema);
+            let answers = probe::answers(fence.clone());
+            (leases, answers, grants, "the database".into())
+        }
     };
-    redis.check()?;
-    let mode = redis.redis_mode;
-    let urls: Vec<&str> = words(urls.expose()).collect();
-    let place = format!("Redis ({mode:?}) at {}", addresses(urls.iter().copied())).to_lowercase();
-    if mode == RedisMode::Quorum {
-        let leases = redis.quorum(fence.clone(), &urls)?;
-        let leases = leases.max_waiters(max_waiters);
-        let health = Health::new(epochs(), probe::reads(leases.clone()));
-        return Ok(settings.mount_outside(leases, health, place));
-    }
-    let leases = redis.connect_lazy(RedisLeases::builder(fence.clone()), &urls)?;
-    let leases = leases.max_waiters(max_waiters);
-    let health = Health::new(epochs(), probe::redis(leases.clone()));
-    Ok(settings.mount_outside(leases, health, place))
-}
-
-struct Settings<'a> {
-    leases: &'a LeaseArgs,
-    fence: Fence<Postgres>,
-    keys: Option<TokenKeys>,
-    access: &'a Access,
-    events: Events,
-    stop: Stop,
-}
-
-impl Settings<'_> {
-    fn check(&self) -> Result<(), Failure> {
-        let LeaseArgs {
-            ttl,
-            min_ttl,
-            max_ttl,
-            ..
-        } = self.leases;
-        if !(min_ttl..=max_ttl).contains(&ttl) || min_ttl.is_zero() {
-            return Err(Failure::configuration(
-                "--ttl must be from --min-ttl to --max-ttl, and --min-ttl must be above 0",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Mounts a store other than the database.
-    fn mount_outside<B: Backend>(
-        &self,
-        leases: Driver<B>,
-        health: Health,
-        place: String,
-    ) -> Mounted {
-        match self.leases.announce {
-            true => self.mount(leases.announced_to(self.fence.clone()), health, place),
-            false => self.mount(leases, health, place),
-        }
-    }
-
-    fn mount<L: LeaseAdmin + Clone>(&self, leases: L, health: Health, place: String) -> Mounted {
-        let console = Console::new(self.fence.clone(), leases.clone(), self.events.clone());
-        let issuer = Issuer::new(leases)
-            .ttl(self.leases.ttl)
-            .ttl_limits(self.leases.min_ttl..=self.leases.max_ttl)
-            .wait_limit(self.leases.max_wait)
-            .close_on(self.stop.clone().queue_over());
-        let mut document = issuer.operator_openapi();
-        describe(&mut document, self.access);
-        let issuer = issuer.serve_openapi(document);
-        let locks = match &self.keys {
-            Some(keys) => issuer.sign_with(keys.clone()).operator_router(),
+    let issuer = Issuer::new(leases.clone())
+        .ttl(args.leases.ttl)
+        .ttl_limits(args.leases.min_ttl..=args.leases.max_ttl)
+        .wait_limit(args.leases.max_wait)
+        .close_on(stop.clone().queue_over());
+    let mut document = issuer.operator_openapi();
+    describe(&mut document, access);
+    let issuer = issuer.serve_openapi(document);
+    Ok(Mounted {
+        locks: match keys {
+            Some(keys) => issuer.sign_with(keys).operator_router(),
             None => issuer.operator_router(),
-        };
-        Mounted {
-            locks,
-            console: console.router(),
-            health,
-            place,
-        }
+        },
+        console: Console::new(fence, leases, events).router(),
+        health: Health::new(database, store, stop),
+        place,
+        is_in_etcd,
+    })
+}
+
+fn check(leases: &LeaseArgs) -> Result<(), Failure> {
+    let limits = leases.min_ttl..=leases.max_ttl;
+    if !limits.contains(&leases.ttl) || leases.min_ttl.is_zero() {
+        return Err(Failure::configuration(
+            "--ttl must be from --min-ttl to --max-ttl, and --min-ttl must be above 0",
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the leases of a store other than the database, with announced grants if configured.
+fn boxed<B: Backend>(leases: Driver<B>, fence: &Fence<Postgres>, announce: bool) -> BoxLeases {
+    match announce {
+        true => BoxLeases::new(leases.announced_to(fence.clone())),
+        false => BoxLeases::new(leases),
     }
 }
