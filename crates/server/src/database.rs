@@ -79,14 +79,18 @@ pub struct SchemaArgs {
 }
 
 impl SchemaArgs {
+    /// Returns the name of the schema. An empty name counts as missing.
+    pub fn name(&self) -> &str {
+        let name = self.database_schema.as_deref();
+        name.filter(|name| !name.is_empty())
+            .unwrap_or("tower_fence")
+    }
+
     pub fn builder(&self) -> Result<FenceBuilder<Postgres>, Failure> {
-        let named = self.database_schema.as_deref();
-        Ok(match named.filter(|schema| !schema.is_empty()) {
-            Some(schema) => Fence::builder().schema(schema).map_err(|error| {
-                Failure::configuration(format!("--database-schema {schema}: {error}"))
-            })?,
-            None => Fence::builder(),
-        })
+        let name = self.name();
+        let builder = Fence::builder().schema(name);
+        builder
+            .map_err(|error| Failure::configuration(format!("--database-schema {name}: {error}")))
     }
 }
 

@@ -103,7 +103,7 @@ pub fn answers(fence: Fence<Postgres>) -> Probe {
 }
 
 /// Checks that the database accepts grants of leases that are stored in it.
-pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Option<&str>) -> Probe {
+pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: &str) -> Probe {
     // The error of this read contains the remedy for missing tables.
     let reads = reads(leases);
     let grants = in_database(ACCEPTS_GRANTS, fence, in_schema(GRANT, schema));
@@ -118,7 +118,7 @@ pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Optio
 }
 
 /// Checks that the database accepts the epochs of leases in another store, and their announcements.
-pub fn epochs(fence: Fence<Postgres>, schema: Option<&str>, announced: bool) -> Probe {
+pub fn epochs(fence: Fence<Postgres>, schema: &str, announced: bool) -> Probe {
     let announcements = if announced { ANNOUNCEMENTS } else { "" };
     in_database(
         ACCEPTS_GRANTS,
@@ -147,11 +147,8 @@ pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
     })
 }
 
-fn in_schema(sql: &str, schema: Option<&str>) -> String {
-    match schema {
-        None | Some("") => sql.to_owned(),
-        Some(schema) => sql.replace("tower_fence.", &format!("{schema}.")),
-    }
+fn in_schema(sql: &str, schema: &str) -> String {
+    sql.replace("tower_fence.", &format!("{schema}."))
 }
 
 fn in_database(shows: &'static str, fence: Fence<Postgres>, sql: String) -> Probe {

@@ -47,7 +47,7 @@ pub fn mount(
     let redis = &args.redis;
     let (redis_urls, etcd_urls) = (redis.urls()?, args.etcd.urls()?);
     let is_in_etcd = etcd_urls.is_some();
-    let schema = args.database.schema.database_schema.as_deref();
+    let schema = args.database.schema.name();
     let announce = args.leases.announce;
     let epochs = || probe::epochs(fence.clone(), schema, announce);
     // The server refuses requests above `max_waiting` itself. The store also counts the positions

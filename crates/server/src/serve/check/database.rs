@@ -124,9 +124,7 @@ pub async fn look(
         }
     }
     if is_fit {
-        let schema = args.schema.database_schema.as_deref();
-        let schema = schema.filter(|schema| !schema.is_empty());
-        let schema = schema.unwrap_or("tower_fence");
+        let schema = args.schema.name();
         match within(fences(&mut conn, schema)).await {
             Ok(found) => found.report(schema, report),
             Err(error) => report.note("schema", format!("cannot read its owner: {error}")),
