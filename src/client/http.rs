@@ -202,10 +202,8 @@ impl Leases for HttpLeases {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         if request.at_least.is_some() {
-            return Err(LeaseError::Invalid {
-                field: "at_least".into(),
-                detail: "a remote issuer chooses its tokens itself".into(),
-            });
+            let detail = "a remote issuer chooses its tokens itself";
+            return Err(LeaseError::invalid("at_least", detail));
         }
         let sent = self.request(Method::PUT, resource)?;
         let sent = sent.header(LEASE_ID, secret(id));
@@ -294,10 +292,10 @@ async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpE
 /// Returns the name as a URL segment. Refuses `.` and `..`, which would change the path.
 fn segment(resource: &Resource) -> Result<&str, LeaseError> {
     match resource.as_str() {
-        "." | ".." => Err(LeaseError::Invalid {
-            field: "resource".into(),
-            detail: "must not be . or .., which cannot be a URL segment".into(),
-        }),
+        "." | ".." => {
+            let detail = "must not be . or .., which cannot be a URL segment";
+            Err(LeaseError::invalid("resource", detail))
+        }
         name => Ok(name),
     }
 }

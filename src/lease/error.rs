@@ -78,14 +78,19 @@ impl LeaseError {
         Self::Misconfigured(Arc::new(cause))
     }
 
+    /// Creates an [`Invalid`](Self::Invalid) error, for an invalid part of the request.
+    pub fn invalid(field: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::Invalid {
+            field: field.into(),
+            detail: detail.into(),
+        }
+    }
+
     /// Creates an [`Invalid`](Self::Invalid) error with the field `cursor`, for a cursor that the
     /// store cannot have returned.
     #[must_use]
     pub fn invalid_cursor() -> Self {
-        Self::Invalid {
-            field: "cursor".into(),
-            detail: "pass the cursor of the previous page unchanged".into(),
-        }
+        Self::invalid("cursor", "pass the cursor of the previous page unchanged")
     }
 
     /// Creates a [`Lost`](Self::Lost) error, for a lease that is not held under the given id.

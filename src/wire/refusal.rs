@@ -90,10 +90,8 @@ pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseErro
     let problem: ProblemBody = serde_json::from_slice(body).ok()?;
     let is = |kind: ProblemType| problem.kind == kind.uri();
     if is(ProblemType::InvalidRequest) {
-        return Some(LeaseError::Invalid {
-            field: limited(&problem.field.unwrap_or_default()),
-            detail: limited(&problem.detail.unwrap_or_default()),
-        });
+        let [field, detail] = [problem.field, problem.detail].map(Option::unwrap_or_default);
+        return Some(LeaseError::invalid(limited(&field), limited(&detail)));
     }
     if is(ProblemType::Misconfigured) {
         let detail = limited(&problem.detail.unwrap_or_default());

@@ -120,15 +120,11 @@ impl EtcdLeasesBuilder {
     /// - [`LeaseError::Misconfigured`] if no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
         if (self.key_prefix.chars()).any(|c| c == ':' || c.is_control()) {
-            return Err(LeaseError::Invalid {
-                field: "key_prefix".into(),
-                detail: "a key prefix must not contain colons or control characters".into(),
-            });
+            let detail = "a key prefix must not contain colons or control characters";
+            return Err(LeaseError::invalid("key_prefix", detail));
         }
-        let endpoints = parse_all(endpoints).map_err(|detail| LeaseError::Invalid {
-            field: "endpoints".into(),
-            detail,
-        })?;
+        let endpoints = parse_all(endpoints);
+        let endpoints = endpoints.map_err(|detail| LeaseError::invalid("endpoints", detail))?;
         let client = match self.client {
             Some(client) => client,
             None => Client::builder()

@@ -129,12 +129,10 @@ impl Backend for QuorumBackend {
 fn check_ttl(ttl: Duration) -> Result<(), LeaseError> {
     match left_of(ttl, Instant::now()) {
         Some(_) => Ok(()),
-        None => Err(LeaseError::Invalid {
-            field: "ttl_ms".into(),
-            detail:
-                "must be more than 2 ms plus one percent, which a quorum subtracts for clock drift"
-                    .into(),
-        }),
+        None => Err(LeaseError::invalid(
+            "ttl_ms",
+            "must be more than 2 ms plus one percent, which a quorum subtracts for clock drift",
+        )),
     }
 }
 

@@ -115,25 +115,18 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     pub fn with_clients(self, clients: Vec<Client>) -> Result<QuorumLeases, LeaseError> {
         if self.key_prefix.contains(['{', '}']) {
             let detail = "a key prefix must not contain braces";
-            return Err(invalid("key_prefix", detail));
+            return Err(LeaseError::invalid("key_prefix", detail));
         }
         if !(3..=MAX_NODES).contains(&clients.len()) || clients.len().is_multiple_of(2) {
             let detail = "a quorum needs an odd number of nodes from 3 to 15: an even number tolerates no more \
                           failures than the odd number below it";
-            return Err(invalid("nodes", detail));
+            return Err(LeaseError::invalid("nodes", detail));
         }
         let nodes = Nodes::new(clients, self.node_timeout, &self.key_prefix);
         if nodes.has_twins() {
-            return Err(invalid("nodes", "a node is named twice"));
+            return Err(LeaseError::invalid("nodes", "a node is named twice"));
         }
         Ok(Driver::with_epochs(QuorumBackend::new(nodes), self.epochs))
-    }
-}
-
-fn invalid(field: &str, detail: &str) -> LeaseError {
-    LeaseError::Invalid {
-        field: field.into(),
-        detail: detail.into(),
     }
 }
 

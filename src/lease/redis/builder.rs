@@ -158,11 +158,9 @@ impl RedisLeasesBuilder {
     fn build(self, source: RedisResult<Source>) -> Result<RedisLeases, LeaseError> {
         let source = source.map_err(LeaseError::misconfigured)?;
         if self.key_prefix.contains(['{', '}']) {
-            return Err(LeaseError::Invalid {
-                field: "key_prefix".into(),
-                detail: "a key prefix must not contain braces, which determine the cluster slot of a key"
-                    .into(),
-            });
+            let detail =
+                "a key prefix must not contain braces, which determine the cluster slot of a key";
+            return Err(LeaseError::invalid("key_prefix", detail));
         }
         let server = Server::new(source, self.command_timeout);
         let backend = RedisBackend::new(Scripts::new(server, &self.key_prefix));
