@@ -27,15 +27,9 @@ const LONG_PAUSE: Duration = Duration::from_millis(100);
 /// Pause after an error of configuration.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Whether this process receives notifications.
-#[derive(Clone)]
-pub(super) enum Hears {
-    NotYet,
-    /// The store notifies this process under this name.
-    As(Arc<str>),
-    /// The last attempt to connect failed.
-    Failed(LeaseError),
-}
+/// Whether this process receives notifications: the name under which the store sends them, or the
+/// error of the last attempt to connect. `None` before the first attempt ends, and between attempts.
+pub(super) type Hears = Option<Result<Arc<str>, LeaseError>>;
 
 /// Handle of the task that receives notifications. The task is aborted when the handle is dropped.
 pub(super) struct Listener {
@@ -60,15 +54,10 @@ impl Listener {
         let mut state = self.turns.0.hears.subscribe();
         self.begin(backend);
         self.turns.0.wanted.notify_one();
-        let hears = state.wait_for(|state| !matches!(state, Hears::NotYet));
-        match timeout(LISTEN_TIMEOUT, hears).await {
-            Ok(Ok(state)) => match &*state {
-                Hears::As(name) => Ok(Arc::clone(name)),
-                Hears::Failed(error) => Err(error.clone()),
-                Hears::NotYet => Err(LeaseError::unavailable(NotHeard)),
-            },
-            _ => Err(LeaseError::unavailable(NotHeard)),
-        }
+        let hears = timeout(LISTEN_TIMEOUT, state.wait_for(Option::is_some)).await;
+        let hears = hears.ok().and_then(Result::ok);
+        let hears = hears.and_then(|hears| hears.clone());
+        hears.unwrap_or_else(|| Err(LeaseError::unavailable(NotHeard)))
     }
 
     /// Starts the task unless it is running.
@@ -97,8 +86,8 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
         // The connection is opened only when a request waits.
         turns.0.wanted.notified().await;
         let listened = backend.listen(&turns).await;
-        if matches!(&*state.borrow(), Hears::As(_)) {
-            state.send_replace(Hears::NotYet);
+        if matches!(&*state.borrow(), Some(Ok(_))) {
+            state.send_replace(None);
             // Each request retries and receives its position, its grant, or an error.
             turns.call_all();
             sleep(SHORT_PAUSE).await;
@@ -110,10 +99,10 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
             if matches!(error, LeaseError::Misconfigured(_)) {
                 pause = LONGEST_PAUSE;
             }
-            state.send_replace(Hears::Failed(error));
+            state.send_replace(Some(Err(error)));
         }
         sleep(pause).await;
-        state.send_replace(Hears::NotYet);
+        state.send_replace(None);
     }
 }
 

@@ -129,7 +129,7 @@ impl Turns {
             max_waiters,
             permits: Arc::new(Semaphore::new(permits)),
             kept: Arc::new(Semaphore::new(permits.div_ceil(10))),
-            hears: watch::Sender::new(Hears::NotYet),
+            hears: watch::Sender::default(),
             wanted: Notify::default(),
         }))
     }
@@ -137,8 +137,9 @@ impl Turns {
     /// Records that this process now receives notifications. `listener` is the name under which the
     /// store notifies this process.
     pub fn ready(&self, listener: impl AsRef<str>) {
-        let hears = Hears::As(listener.as_ref().into());
-        self.0.hears.send_replace(hears);
+        self.0
+            .hears
+            .send_replace(Some(Ok(listener.as_ref().into())));
     }
 
     /// Adds a request. Returns `None`, and changes nothing, if too many requests are waiting.
