@@ -129,7 +129,7 @@ impl Turns {
             max_waiters,
             permits: Arc::new(Semaphore::new(permits)),
             kept: Arc::new(Semaphore::new(permits.div_ceil(10))),
-            hears: watch::Sender::default(),
+            hears: watch::Sender::new(None),
             wanted: Notify::default(),
         }))
     }
