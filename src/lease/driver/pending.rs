@@ -180,7 +180,7 @@ impl<B: Backend> Pending<B> {
                     } else {
                         // The store has no queue, so the first waiting request of this process
                         // polls.
-                        self.retry_in(jitter(pause));
+                        turns.blocked(&self.resource, jitter(pause));
                     }
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
@@ -211,7 +211,7 @@ impl<B: Backend> Pending<B> {
                 }
                 Ok(other) => return Err(unexpected(&other)),
                 Err(LeaseError::Unavailable(_)) if is_poll && !is_late => {
-                    self.retry_in(PAUSE_AFTER_FAILED_POLL);
+                    turns.blocked(&self.resource, PAUSE_AFTER_FAILED_POLL);
                     poll_at = Some(after(PAUSE_AFTER_FAILED_POLL));
                 }
                 Err(error) => {
@@ -319,12 +319,6 @@ impl<B: Backend> Pending<B> {
     fn sleep_while_blocked(&self, left: Duration) {
         if let Some(position) = &self.position {
             position.blocked(left);
-        }
-    }
-
-    fn retry_in(&self, left: Duration) {
-        if let Some(position) = &self.position {
-            position.retry_in(left);
         }
     }
 

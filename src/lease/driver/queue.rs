@@ -227,16 +227,9 @@ impl Turns {
     /// Records how long the resource of the request with this ticket stays blocked, unless the
     /// lease is released or renewed. After that time, one request of this process retries.
     pub fn call_in(&self, ticket: i64, left: Duration) {
-        let mut queues = self.queues();
-        let Queues {
-            by_resource,
-            by_ticket,
-            ..
-        } = &mut *queues;
-        if let Some(waiter) = by_ticket.get(&ticket)
-            && let Some(queue) = by_resource.get_mut(&waiter.resource)
-        {
-            queue.retry_in(left);
+        let waiter = self.queues().by_ticket.get(&ticket).cloned();
+        if let Some(waiter) = waiter {
+            self.blocked(&waiter.resource, left);
         }
     }
 
@@ -386,11 +379,6 @@ impl Position {
                 queue.wake_first();
             }
         }
-    }
-
-    /// Makes the first request retry after this time, even if another time was set before.
-    pub(super) fn retry_in(&self, left: Duration) {
-        self.turns.blocked(&self.resource, left);
     }
 
     /// Records that the caller has dropped the request.
