@@ -247,10 +247,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     continue;
                 }
                 Err(AnnounceError::Exhausted { max_token }) => {
-                    return Err(LeaseError::Exhausted {
-                        resource: lease.resource,
-                        max_token,
-                    });
+                    return Err(LeaseError::exhausted(resource, max_token));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -273,11 +270,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 return Ok(lease);
             }
         }
-        let next = lease.token;
-        Err(LeaseError::unavailable(AnnounceError::Superseded {
-            next,
-            was_last: false,
-        }))
+        Err(superseded(lease.token))
     }
 
     /// Renews the lease with a token of at least `next`, which is above the tokens that the
@@ -290,16 +283,10 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         note_superseded(lease, next);
         let renew = Renew::new(ttl).at_least(next);
-        let superseded = || {
-            LeaseError::unavailable(AnnounceError::Superseded {
-                next,
-                was_last: false,
-            })
-        };
         match self.leases.renew(&lease.resource, &lease.id, renew).await {
             Ok(lease) if lease.token >= next => Ok(lease),
             // The store does not support a lowest token.
-            Ok(_) | Err(LeaseError::Invalid { .. }) => Err(superseded()),
+            Ok(_) | Err(LeaseError::Invalid { .. }) => Err(superseded(next)),
             Err(error) => Err(error),
         }
     }
@@ -348,6 +335,14 @@ fn note_superseded(lease: &Lease, next: Token) {
         "the lease is superseded: the database has failed over or `after_failover` was called (do not reset \
          the resource), or the resource has received a token of another issuer or a forged token"
     );
+}
+
+/// Returns the error for a grant whose announcements were refused.
+fn superseded(next: Token) -> LeaseError {
+    LeaseError::unavailable(AnnounceError::Superseded {
+        next,
+        was_last: false,
+    })
 }
 
 /// Replaces `Lost` with `Unavailable`, because the caller has not received the lease yet.

@@ -101,6 +101,16 @@ impl LeaseError {
         }
     }
 
+    /// Creates an [`Exhausted`](Self::Exhausted) error, for a resource that has received this
+    /// highest token.
+    #[must_use]
+    pub fn exhausted(resource: &Resource, max_token: i64) -> Self {
+        Self::Exhausted {
+            resource: resource.clone(),
+            max_token,
+        }
+    }
+
     /// Creates a [`Held`](Self::Held) error, for a resource that stays blocked for `retry_after`.
     #[must_use]
     pub fn held(resource: &Resource, retry_after: Duration) -> Self {

@@ -17,7 +17,7 @@ use self::{listener::Listener, pending::unexpected};
 use super::{
     Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew,
     TooMuchChange,
-    backend::{Counters, End, Renewal, Reply, Step},
+    backend::{Counters, End, Granted, Renewal, Reply, Step},
     counters::KnownCounters,
 };
 use crate::{
@@ -170,18 +170,10 @@ impl<B: Backend> Leases for Driver<B> {
         match repeat(renew).await? {
             Reply::Granted(granted) => {
                 self.turns.renewed(resource, &renewal.lease);
-                Ok(Lease::new(
-                    resource.clone(),
-                    id.clone(),
-                    granted.token,
-                    granted.ttl,
-                ))
+                Ok(lease(resource, id, granted))
             }
             Reply::Lost => Err(LeaseError::lost(resource)),
-            Reply::Exhausted(max_token) => Err(LeaseError::Exhausted {
-                resource: resource.clone(),
-                max_token,
-            }),
+            Reply::Exhausted(max_token) => Err(LeaseError::exhausted(resource, max_token)),
             other => Err(unexpected(&other)),
         }
     }
@@ -246,6 +238,11 @@ impl<B: Backend> Store<B> {
             other => Err(unexpected(&other)),
         }
     }
+}
+
+/// Returns the lease that a step has granted or renewed.
+fn lease(resource: &Resource, id: &LeaseId, Granted { token, ttl, .. }: Granted) -> Lease {
+    Lease::new(resource.clone(), id.clone(), token, ttl)
 }
 
 /// Repeats a step while a conflicting one is in progress.

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    Driver,
+    Driver, lease,
     queue::{Position, Turn},
 };
 use crate::{
@@ -142,21 +142,12 @@ impl<B: Backend> Pending<B> {
             match self.next_reply(is_late, deadline).await {
                 Ok(Reply::Granted(granted)) => {
                     self.asked = false;
-                    let (token, ttl) = (granted.token, granted.ttl);
-                    return Ok(Lease::new(
-                        self.resource.clone(),
-                        self.id.clone(),
-                        token,
-                        ttl,
-                    ));
+                    return Ok(lease(&self.resource, &self.id, granted));
                 }
                 Ok(Reply::Exhausted(max_token)) => {
                     // A request that waits may still have a position.
                     self.asked = self.position.is_some();
-                    return Err(LeaseError::Exhausted {
-                        resource: self.resource.clone(),
-                        max_token,
-                    });
+                    return Err(LeaseError::exhausted(&self.resource, max_token));
                 }
                 Ok(Reply::Held { left }) if is_late => {
                     // The store holds nothing for this request.
