@@ -84,10 +84,10 @@ impl Held {
         }
     }
 
-    /// Sets the owner.
+    /// Sets the owner. An empty label is ignored.
     #[must_use]
     pub fn owner(mut self, owner: Option<Owner>) -> Self {
-        self.owner = owner;
+        self.owner = owner.filter(|owner| !owner.as_str().is_empty());
         self
     }
 

@@ -96,10 +96,7 @@ impl Members {
 
     pub(super) fn take_ms(&mut self, name: &'static str) -> Result<Option<u64>, InvalidMember> {
         self.take(name, |value| {
-            value
-                .as_u64()
-                .or_else(|| whole(value.as_f64()?))
-                .ok_or_else(|| "must be a whole number of milliseconds".to_owned())
+            whole(value).ok_or_else(|| "must be a whole number of milliseconds".to_owned())
         })
     }
 
@@ -108,8 +105,7 @@ impl Members {
         name: &'static str,
     ) -> Result<Option<Token>, InvalidMember> {
         self.take(name, |value| {
-            let number = value.as_u64().or_else(|| whole(value.as_f64()?));
-            number
+            whole(value)
                 .and_then(|number| i64::try_from(number).ok())
                 .and_then(|number| Token::new(number).ok())
                 .ok_or_else(|| "must be a token, an integer from 1 to 999999999999999".to_owned())
@@ -158,9 +154,12 @@ fn short(name: &str) -> String {
 /// Converts a number with a fraction or an exponent, such as `1e3`, if its value is whole. A JSON
 /// writer may use these forms for whole numbers. Above 2^53, an `f64` is not exact, so such numbers
 /// are invalid.
-fn whole(number: f64) -> Option<u64> {
-    let exact = 0.0..=9_007_199_254_740_992.0;
-    (number.fract() == 0.0 && exact.contains(&number)).then_some(number as u64)
+fn whole(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| {
+        let number = value.as_f64()?;
+        let exact = 0.0..=9_007_199_254_740_992.0;
+        (number.fract() == 0.0 && exact.contains(&number)).then_some(number as u64)
+    })
 }
 
 #[cfg(test)]

@@ -46,10 +46,6 @@ pub(crate) struct BreakBody {
 #[cfg(feature = "issuer")]
 impl BreakBody {
     /// Reads a body. An empty body counts as an empty object.
-    ///
-    /// # Errors
-    ///
-    /// Returns the same error as [`AcquireBody::read`].
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
@@ -68,11 +64,8 @@ pub(crate) fn read_nothing(bytes: &[u8]) -> Result<(), InvalidMember> {
 
 #[cfg(feature = "issuer")]
 impl AcquireBody {
-    /// Reads a body. An empty body counts as an empty object.
-    ///
-    /// # Errors
-    ///
-    /// Returns an [`InvalidMember`] that names the first unknown or invalid member.
+    /// Reads a body. An empty body counts as an empty object. The error names the first unknown or
+    /// invalid member.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
@@ -90,10 +83,6 @@ impl AcquireBody {
 #[cfg(feature = "issuer")]
 impl RenewBody {
     /// Reads a body. An empty body counts as an empty object.
-    ///
-    /// # Errors
-    ///
-    /// Returns the same error as [`AcquireBody::read`].
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {

@@ -11,6 +11,7 @@ use tower_fence::{
 };
 
 use crate::{
+    UnknownStep,
     error::EtcdError,
     etcd::{ATTEMPTS, Etcd},
     memory::Known,
@@ -27,7 +28,7 @@ impl Etcd {
                 ended.inspect_err(|_| self.memory.note_stray())?
             }
             End::Break(seen) => self.break_lease(resource, *seen).await?,
-            _ => false,
+            _ => return Err(LeaseError::misconfigured(UnknownStep)),
         };
         Ok(if ended { Reply::Ended } else { Reply::Lost })
     }

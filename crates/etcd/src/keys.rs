@@ -31,10 +31,7 @@ impl Keys {
 
     /// Returns the range of the counters of all partitions.
     pub(crate) fn counters(&self) -> Range {
-        (
-            format!("{}:counter:", self.prefix),
-            format!("{}:counter;", self.prefix),
-        )
+        self.range("counter")
     }
 
     pub(crate) fn lease(&self, resource: &Resource) -> String {
@@ -44,10 +41,12 @@ impl Keys {
     /// Returns the range of the keys of all leases. The name of each key is the first key of the
     /// range, followed by the name of the resource.
     pub(crate) fn leases(&self) -> Range {
-        (
-            format!("{}:lease:", self.prefix),
-            format!("{}:lease;", self.prefix),
-        )
+        self.range("lease")
+    }
+
+    fn range(&self, kind: &str) -> Range {
+        let kind = format!("{}:{kind}", self.prefix);
+        (format!("{kind}:"), format!("{kind};"))
     }
 
     /// Returns the range of the positions in the queue of a resource.

@@ -222,9 +222,7 @@ fn parse_found(words: &[&str]) -> Result<Option<Found>, LeaseError> {
         value: value.into(),
         lease: lease.into(),
         token: parse_optional_token(token)?,
-        owner: Owner::new(owner)
-            .ok()
-            .filter(|owner| !owner.as_str().is_empty()),
+        owner: Owner::new(owner).ok(),
         left: (!left.starts_with('-')).then(|| parse_ms(left)),
     }))
 }

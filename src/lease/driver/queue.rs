@@ -11,7 +11,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, Ordering::SeqCst},
+        atomic::{AtomicU8, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -69,10 +69,6 @@ struct Waiter {
     ticket: i64,
     notify: Notify,
     signals: AtomicU8,
-    /// Whether the caller has dropped the request.
-    is_abandoned: AtomicBool,
-    /// Whether the client has renewed the lease after it dropped the request.
-    is_renewed: AtomicBool,
 }
 
 const RETRY: u8 = 1;
@@ -85,11 +81,19 @@ const REJOIN: u8 = 8;
 /// the request. A request without a caller stops waiting, but keeps a lease that was already
 /// granted to it.
 const CALLED_OFF: u8 = 16;
+/// The caller has dropped the request.
+const LEFT: u8 = 32;
+/// The client has renewed the lease after it dropped the request.
+const RENEWED: u8 = 64;
 
 impl Waiter {
     fn signal(&self, signal: u8) {
         self.signals.fetch_or(signal, SeqCst);
         self.notify.notify_one();
+    }
+
+    fn has(&self, signals: u8) -> bool {
+        self.signals.load(SeqCst) & signals != 0
     }
 }
 
@@ -150,8 +154,6 @@ impl Turns {
             ticket: ask.ticket,
             notify: Notify::default(),
             signals: AtomicU8::new(0),
-            is_abandoned: AtomicBool::new(false),
-            is_renewed: AtomicBool::new(false),
         });
         let mut queues = self.queues();
         queues.joined += 1;
@@ -209,8 +211,7 @@ impl Turns {
     /// another process, or if the request is no longer in the queue.
     pub fn call_off(&self, ticket: i64) {
         if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
-            let is_abandoned = waiter.is_abandoned.load(SeqCst);
-            waiter.signal(if is_abandoned { CALLED_OFF } else { RETRY });
+            waiter.signal(if waiter.has(LEFT) { CALLED_OFF } else { RETRY });
         }
     }
 
@@ -271,8 +272,7 @@ impl Turns {
     /// Records that a client has renewed the lease of its dropped request. The lease is then kept.
     pub(super) fn renewed(&self, resource: &Resource, lease: &LeaseDigest) {
         if let Some(waiter) = self.abandoned(resource, lease) {
-            waiter.is_renewed.store(true, SeqCst);
-            waiter.notify.notify_one();
+            waiter.signal(RENEWED);
         }
     }
 
@@ -281,8 +281,7 @@ impl Turns {
         let queues = self.queues();
         let queue = queues.by_resource.get(resource)?;
         let waiter = queue.waiters.get(queue.positions.get(lease)?)?;
-        let is_abandoned = waiter.is_abandoned.load(SeqCst);
-        is_abandoned.then(|| Arc::clone(waiter))
+        waiter.has(LEFT).then(|| Arc::clone(waiter))
     }
 
     /// Returns the resources that requests of this process wait for.
@@ -352,14 +351,14 @@ impl Position {
 
     /// Returns whether another request has taken this position.
     pub(super) fn is_displaced(&self) -> bool {
-        self.waiter.signals.load(SeqCst) & DISPLACED != 0
+        self.waiter.has(DISPLACED)
     }
 
     /// Waits until the client renews or releases the lease. Returns whether the client has renewed
     /// the lease.
     pub(super) async fn claimed(&self) -> bool {
-        while self.waiter.signals.load(SeqCst) & DISMISSED == 0 {
-            if self.waiter.is_renewed.load(SeqCst) {
+        while !self.waiter.has(DISMISSED) {
+            if self.waiter.has(RENEWED) {
                 return true;
             }
             self.waiter.notify.notified().await;
@@ -383,7 +382,7 @@ impl Position {
 
     /// Records that the caller has dropped the request.
     pub(super) fn is_left(&self) {
-        self.waiter.is_abandoned.store(true, SeqCst);
+        self.waiter.signals.fetch_or(LEFT, SeqCst);
     }
 
     fn retry_at(&self, deadline: Instant) -> Instant {

@@ -307,11 +307,10 @@ type Found = (i64, String, i64, u64, String);
 
 fn held((token, owner, left_ms, waiters, since): Found) -> Result<Held, LeaseError> {
     let token = Token::new(token).map_err(|_| unexpected())?;
-    let owner = Owner::new(owner).ok();
     let since: u32 = since.parse().map_err(|_| unexpected())?;
     let since = SystemTime::UNIX_EPOCH + Duration::from_secs(since.into());
     Ok(Held::new(token, of_ms(left_ms.max(0).unsigned_abs()))
-        .owner(owner.filter(|owner| !owner.as_str().is_empty()))
+        .owner(Owner::new(owner).ok())
         .waiters(waiters)
         .granted_at(since))
 }
