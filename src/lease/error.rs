@@ -101,10 +101,7 @@ impl LeaseError {
         }
     }
 
-    /// Creates an [`Exhausted`](Self::Exhausted) error, for a resource that has received this
-    /// highest token.
-    #[must_use]
-    pub fn exhausted(resource: &Resource, max_token: i64) -> Self {
+    pub(crate) fn exhausted(resource: &Resource, max_token: i64) -> Self {
         Self::Exhausted {
             resource: resource.clone(),
             max_token,

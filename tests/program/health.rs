@@ -37,6 +37,18 @@ async fn server_is_ready_while_its_postgres_answers() {
         json!({"status": "ready", "database": "ok", "leases": "ok"})
     );
     assert_eq!(ready.headers["cache-control"], "no-store");
+    // A probe does not log a failover, because its transaction is rolled back.
+    let url = postgres.url("postgres");
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let fail_over = "UPDATE tower_fence.floors SET history = '1500000000'";
+    Postgres::run(&mut conn, fail_over).await;
+    run_on(&url, &["check"]).await.is(0);
+    becomes(&server, 200).await;
+    let reached = "has reached timeline 00000001";
+    assert!(!postgres.log().contains(reached));
+    let granted = server.post("/locks/a", &json!({})).await;
+    assert_eq!(granted.status, 200, "{granted:?}");
+    assert!(postgres.log().contains(reached));
     postgres.crash().await;
     let down = becomes(&server, 503).await.json();
     for store in ["database", "leases"] {

@@ -148,6 +148,7 @@ pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
 }
 
 fn in_schema(sql: &str, schema: &str) -> String {
+    let sql = format!("SET LOCAL tower_fence.is_probe = on; {sql}");
     sql.replace("tower_fence.", &format!("{schema}."))
 }
 
