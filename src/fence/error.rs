@@ -62,8 +62,7 @@ impl From<Failure> for AdmitError {
             Fault::Contention | Fault::Collision => Self::Busy(cause),
             Fault::Missing => Self::NotMigrated(cause),
             Fault::Misconfigured => Self::Misconfigured(cause),
-            Fault::Unusable
-            | Fault::Unsupported
+            Fault::Unsupported
             | Fault::Unfenced
             | Fault::Refused
             | Fault::Ended
@@ -139,7 +138,7 @@ impl CommitError {
             | Fault::Misconfigured
             | Fault::Refused
             | Fault::Ended => Self::Aborted(cause),
-            Fault::Unusable | Fault::Lost | Fault::Silent => Self::Unavailable(cause),
+            Fault::Lost | Fault::Silent => Self::Unavailable(cause),
         }
     }
 
@@ -195,7 +194,7 @@ impl WriteError {
             | Fault::Misconfigured
             | Fault::Refused
             | Fault::Ended => Self::Statement(cause),
-            Fault::Unusable | Fault::Lost | Fault::Silent => AdmitError::Unavailable(cause).into(),
+            Fault::Lost | Fault::Silent => AdmitError::Unavailable(cause).into(),
         }
     }
 

@@ -29,9 +29,6 @@ pub(crate) enum Fault {
     /// A privilege is missing, row-level security interferes, or a row that the migrations have
     /// inserted is missing. The statement had no effect, and a retry does not help.
     Misconfigured,
-    /// The session is unusable, because it is read-only or its server is shutting down. The
-    /// statement had no effect. Another session may be usable.
-    Unusable,
     /// The statement tried to write to a protected table under a resource for which no token was
     /// admitted in the transaction. The statement had no effect.
     Unfenced,
@@ -40,7 +37,8 @@ pub(crate) enum Fault {
     /// The server has ended the session because of a timeout. It never does this after COMMIT, so
     /// the statement had no effect.
     Ended,
-    /// The connection is lost or out of sync. The statement may have taken effect.
+    /// The session is lost, out of sync, shutting down or read-only. Unless it is read-only, the
+    /// statement may have taken effect. Another session may be usable.
     Lost,
     /// No response arrived in time. The statement may have taken effect, or may still take effect.
     Silent,
@@ -102,8 +100,7 @@ impl Fault {
             "TF428" => Self::Unfenced,
             // idle_in_transaction_session_timeout, transaction_timeout
             "25P03" | "25P04" => Self::Ended,
-            _ if matches!(error.severity(), Fatal | Panic) => Self::Lost,
-            code if is_unusable(code) => Self::Unusable,
+            code if is_unusable(code) || matches!(error.severity(), Fatal | Panic) => Self::Lost,
             _ => Self::Refused,
         }
     }
@@ -130,7 +127,7 @@ impl Fault {
     /// Returns whether the connection is lost, so that a retry on another connection may succeed.
     /// `Silent` is excluded, because the retry would also wait for its whole timeout.
     pub(super) const fn is_gone(self) -> bool {
-        matches!(self, Self::Ended | Self::Lost | Self::Unusable)
+        matches!(self, Self::Ended | Self::Lost)
     }
 }
 
@@ -197,11 +194,7 @@ impl Failure {
     /// Returns whether the COMMIT, or the statement that commits by itself, may have taken effect.
     /// If a pooler loses its server, it may report this with an error that is not fatal.
     pub(super) fn may_be_committed(&self) -> bool {
-        match self.fault {
-            Fault::Lost | Fault::Silent => true,
-            Fault::Unusable => !self.is_read_only(),
-            _ => false,
-        }
+        matches!(self.fault, Fault::Lost | Fault::Silent) && !self.is_read_only()
     }
 
     /// Returns the SQLSTATE of an error of Postgres.
@@ -290,7 +283,7 @@ mod tests {
         ] {
             assert_eq!(Fault::of(&error), fault, "{error}");
         }
-        for fault in [Fault::Ended, Fault::Lost, Fault::Unusable] {
+        for fault in [Fault::Ended, Fault::Lost] {
             assert!(fault.is_gone());
         }
         for fault in [Fault::Silent, Fault::Contention, Fault::Refused] {

@@ -215,7 +215,7 @@ const fn why(stale: &StaleToken) -> &'static str {
 pub(super) fn of_statement(error: &sqlx::Error) -> ProblemType {
     match Fault::of(error) {
         Fault::Contention | Fault::Collision => ProblemType::FenceBusy,
-        Fault::Lost | Fault::Silent | Fault::Unusable => ProblemType::StoreUnavailable,
+        Fault::Lost | Fault::Silent => ProblemType::StoreUnavailable,
         Fault::Unfenced => ProblemType::UnfencedWrite,
         // A bug or a violated constraint, which the handler must handle.
         Fault::Unsupported
