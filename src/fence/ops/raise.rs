@@ -5,7 +5,7 @@ use crate::{
     fence::{
         Fence, TokenUse,
         claims::{Claim, Claims},
-        error::AdmitError,
+        error::{AdmitError, StaleToken},
         sql::FenceDatabase,
         tx::Transaction,
     },
@@ -32,7 +32,10 @@ impl<DB: FenceDatabase> Fence<DB> {
         let one = Claims::one(resource.clone(), token);
         self.refuse_stale(&one, TokenUse::Reusable)?;
         let _permits = self.wait_in_queues(&one).await?;
-        self.raise_all(&one).await
+        match self.raise_by(None, &one).await? {
+            Some(stale) => Err(stale.into()),
+            None => Ok(()),
+        }
     }
 
     /// Rolls back the writes under admitted tokens, and then raises the fence, because the rollback
@@ -42,33 +45,30 @@ impl<DB: FenceDatabase> Fence<DB> {
         mut transaction: Transaction<DB>,
         claims: &Claims,
     ) -> Result<(), AdmitError> {
-        let plan = Plan::locking(self.limits, claims);
-        let plan = match transaction.restart(self.limits.locking(claims)).await {
-            Ok(()) => plan.on(transaction),
-            // The connection is lost. Dropping the transaction releases its permit of the pool.
-            Err(_) => {
-                drop(transaction);
-                plan
-            }
-        };
-        superseded_or(self.raise_by(plan, claims).await)
+        let restarted = transaction.restart(self.limits.locking(claims)).await;
+        // If the connection is lost, the transaction is dropped here, which releases its permit of
+        // the pool.
+        let open = restarted.is_ok().then_some(transaction);
+        self.raise_by(open, claims).await.map(drop)
     }
 
     /// Raises the fence for tokens whose transaction is no longer accessible.
     pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
         // Do not wait in the queues, because the inaccessible transaction may still hold the
         // permits.
-        superseded_or(self.raise_all(claims).await)
+        self.raise_by(None, claims).await.map(drop)
     }
 
-    async fn raise_all(&self, claims: &Claims) -> Result<(), AdmitError> {
-        self.raise_by(Plan::locking(self.limits, claims), claims)
-            .await
-    }
-
-    /// Raises several resources in one transaction. If one token turns out to be stale, the other
-    /// resources are raised nevertheless.
-    async fn raise_by(&self, plan: Plan<'_, DB>, claims: &Claims) -> Result<(), AdmitError> {
+    /// Raises several resources in one transaction, in the open one if there is one. If one token
+    /// turns out to be stale, the other resources are raised nevertheless, and the refusal of that
+    /// token is returned. The fence of its resource is already higher than this raise requires.
+    async fn raise_by(
+        &self,
+        open: Option<Transaction<DB>>,
+        claims: &Claims,
+    ) -> Result<Option<StaleToken>, AdmitError> {
+        let mut plan = Plan::locking(self.limits, claims);
+        plan.open = open;
         let (transaction, superseded) = self
             .open(plan, async |transaction| {
                 let mut superseded = None;
@@ -87,14 +87,6 @@ impl<DB: FenceDatabase> Fence<DB> {
             })
             .await?;
         transaction.commit().await?;
-        superseded.map_or(Ok(()), |stale| Err(stale.into()))
-    }
-}
-
-/// Treats a stale token as a success, because the fence is already higher than the raise requires.
-fn superseded_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
-    match raised {
-        Err(AdmitError::Stale(_)) => Ok(()),
-        outcome => outcome,
+        Ok(superseded)
     }
 }

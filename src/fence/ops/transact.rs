@@ -38,7 +38,7 @@ pub(super) struct Plan<'a, DB: FenceDatabase> {
     claims: Option<&'a Claims>,
     begin: Begin,
     /// An open transaction for the first attempt.
-    open: Option<Transaction<DB>>,
+    pub(super) open: Option<Transaction<DB>>,
 }
 
 impl<'a, DB: FenceDatabase> Plan<'a, DB> {
@@ -65,14 +65,6 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         Self {
             begin: Begin::ForAdmission,
             ..Self::locking(limits, claims)
-        }
-    }
-
-    /// Uses an open transaction for the first attempt.
-    pub(super) fn on(self, transaction: Transaction<DB>) -> Self {
-        Self {
-            open: Some(transaction),
-            ..self
         }
     }
 }
