@@ -192,24 +192,23 @@ impl<DB: FenceDatabase> Fence<DB> {
         let plan = Plan::admitting(limits, &claims);
         let (transaction, admitted) = self
             .open(plan, async |transaction| {
-                self.admit_all(transaction, &claims, token_use, None).await
+                let admitted = self.admit_all(transaction, &claims, token_use, write_use, None);
+                admitted.await
             })
             .await?;
-        if let Err(stale) = admitted {
-            // The refusal is cached, unless a resource occurs twice.
-            self.find_stale(&claims, write_use)?;
-            return Err(stale.into());
-        }
+        admitted?;
         Ok(FencedTx::new(transaction, claims, permits))
     }
 
-    /// Admits claims in an open transaction, and takes one row lock after the other. `first` is the
-    /// admission of the first claim, if it has already been attempted.
+    /// Admits claims in an open transaction, and takes one row lock after the other. A refusal
+    /// depends on `write_use`, the use of tokens by writes. `first` is the admission of the first
+    /// claim, if it has already been attempted.
     pub(super) async fn admit_all(
         &self,
         transaction: &mut Transaction<DB>,
         claims: &Claims,
         token_use: TokenUse,
+        write_use: TokenUse,
         mut first: Option<Admission>,
     ) -> Result<Result<(), StaleToken>, Halt> {
         let early = transaction.began_early;
@@ -233,7 +232,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     if same.count() == 1 {
                         self.stale.remember(&claim.resource, stale);
                     }
-                    let stale = stale.refuse(&claim.resource, claim.token, token_use);
+                    let stale = stale.refuse(&claim.resource, claim.token, write_use);
                     return Ok(Err(stale));
                 }
                 Admission::Behind => return Err(Halt::Behind),
@@ -249,18 +248,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &Claims,
         token_use: TokenUse,
     ) -> Result<(), StaleToken> {
-        let known = self.find_stale(claims, token_use);
+        let known = claims
+            .iter()
+            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token, token_use));
         if known.is_err() {
             metrics::count("tower_fence_refused_from_memory_total");
         }
         known
-    }
-
-    /// Finds a stale token in the cache of this process. Does not count a refusal.
-    fn find_stale(&self, claims: &Claims, token_use: TokenUse) -> Result<(), StaleToken> {
-        claims
-            .iter()
-            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token, token_use))
     }
 
     /// Waits for the other writes of this process to the same resources, without a connection.

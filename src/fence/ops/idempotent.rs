@@ -147,7 +147,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                         role,
                     }));
                     let first = Some(admission);
-                    let admitted = self.admit_all(transaction, &claims, token_use, first);
+                    let admitted =
+                        self.admit_all(transaction, &claims, token_use, token_use, first);
                     Ok(Ok(admitted.await?))
                 }
                 Claiming::Found(found) => Ok(Err(found)),

@@ -193,7 +193,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let plan = Plan::admitting(limits, presented);
         let opened = self.open(plan, async move |transaction| {
             let mut statement = statement;
-            let admitted = self.admit_all(transaction, presented, token_use, None);
+            let admitted = self.admit_all(transaction, presented, token_use, token_use, None);
             if let Err(stale) = admitted.await? {
                 return Ok(Err(AdmitError::from(stale).into()));
             }
