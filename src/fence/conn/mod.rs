@@ -40,7 +40,7 @@ pub(super) fn serves(sent: Instant) -> bool {
 #[derive_where(Clone)]
 pub(super) struct Connections<DB: Transactions> {
     direct: Arc<Direct<DB>>,
-    reuse: Option<Reuse<DB>>,
+    reuse: Option<Arc<Reuse<DB>>>,
     pub(super) names: Arc<Names>,
 }
 

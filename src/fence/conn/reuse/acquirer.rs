@@ -9,14 +9,14 @@ use std::{mem, pin::pin, sync::Arc};
 use sqlx::pool::PoolConnection;
 use tokio::time::{Instant, timeout};
 
-use super::{FAIRNESS_INTERVAL, Shared};
+use super::{FAIRNESS_INTERVAL, Reuse};
 use crate::fence::{
     conn::{CheckedOut, Origin, direct::ORPHAN_LIFETIME},
     sql::Transactions,
 };
 
 /// Task that acquires connections until no request waits.
-struct Acquirer<DB: Transactions>(Option<Arc<Shared<DB>>>);
+struct Acquirer<DB: Transactions>(Option<Arc<Reuse<DB>>>);
 
 impl<DB: Transactions> Acquirer<DB> {
     async fn run(mut self) {
@@ -45,7 +45,7 @@ impl<DB: Transactions> Acquirer<DB> {
     }
 }
 
-impl<DB: Transactions> Shared<DB> {
+impl<DB: Transactions> Reuse<DB> {
     /// Starts another task that acquires connections, if there are waiters and too few such tasks.
     /// While a request waits, at least one task runs. There are at most as many tasks as waiters
     /// and, above one, at most as many tasks as connections that the pool may still open.

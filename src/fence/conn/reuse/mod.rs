@@ -17,7 +17,6 @@ use std::{
     time::Duration,
 };
 
-use derive_where::derive_where;
 use tokio::{
     sync::oneshot,
     task::yield_now,
@@ -39,11 +38,8 @@ const KEEP_TIMEOUT: Duration = Duration::from_millis(20);
 /// Maximum time for which a connection is reused before it returns to the pool.
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
-/// Kept connections and the queue of waiters. Clones share them.
-#[derive_where(Clone)]
-pub(super) struct Reuse<DB: Transactions>(Arc<Shared<DB>>);
-
-struct Shared<DB: Transactions> {
+/// Kept connections and the queue of waiters.
+pub(super) struct Reuse<DB: Transactions> {
     direct: Arc<Direct<DB>>,
     state: Mutex<State<DB>>,
 }
@@ -64,7 +60,7 @@ struct State<DB: Transactions> {
 type Waiter<DB> = oneshot::Sender<Result<CheckedOut<DB>, sqlx::Error>>;
 
 impl<DB: Transactions> Reuse<DB> {
-    pub(super) fn new(direct: Arc<Direct<DB>>) -> Self {
+    pub(super) fn new(direct: Arc<Direct<DB>>) -> Arc<Self> {
         let state = State {
             kept: Vec::new(),
             watched: false,
@@ -72,28 +68,28 @@ impl<DB: Transactions> Reuse<DB> {
             acquirers: 0,
             shared: Instant::now(),
         };
-        Self(Arc::new(Shared {
+        Arc::new(Self {
             direct,
             state: Mutex::new(state),
-        }))
+        })
     }
 
     /// Takes an available connection, or waits for one in the queue.
-    pub(super) async fn take(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
-        let direct = &self.0.direct;
+    pub(super) async fn take(self: &Arc<Self>, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
+        let direct = &self.direct;
         let patience = direct.pool.options().get_acquire_timeout();
         let until = after(limits.pool_timeout.min(patience));
         loop {
             let turn = {
-                let mut state = self.0.lock();
-                if let Some(at_hand) = self.0.at_hand(&mut state) {
+                let mut state = self.lock();
+                if let Some(at_hand) = self.at_hand(&mut state) {
                     return Ok(at_hand);
                 }
                 let (waiter, turn) = oneshot::channel();
                 state.queue.push_back(waiter);
                 turn
             };
-            self.0.start_acquirer();
+            self.start_acquirer();
             match timeout_at(until, turn).await {
                 Ok(Ok(taken)) => return taken.map_err(|error| direct.refusal(error)),
                 // The task that acquires connections has ended together with its runtime.
@@ -105,22 +101,20 @@ impl<DB: Transactions> Reuse<DB> {
 
     /// Passes a connection to the first waiter, keeps it for the next write, or returns it to the
     /// pool.
-    pub(super) fn keep(&self, mut checked_out: CheckedOut<DB>, limits: Limits) {
+    pub(super) fn keep(self: &Arc<Self>, mut checked_out: CheckedOut<DB>, limits: Limits) {
         checked_out.origin = Origin::Kept;
         // Without a runtime, the connection returns to the pool. The connection also returns if the
         // idle timeout of an early transaction would soon pass.
         if limits.hold_timeout > 2 * KEEP_TIMEOUT
             && checked_out.since.elapsed() < OUT_OF_POOL
-            && !self.0.direct.pool.is_closed()
+            && !self.direct.pool.is_closed()
             && tokio::runtime::Handle::try_current().is_ok()
-            && !self.0.is_share(&mut self.0.lock())
+            && !self.is_share(&mut self.lock())
         {
-            self.0.pass_on(checked_out);
+            self.pass_on(checked_out);
         }
     }
-}
 
-impl<DB: Transactions> Shared<DB> {
     fn lock(&self) -> MutexGuard<'_, State<DB>> {
         // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -188,7 +182,7 @@ impl<DB: Transactions> State<DB> {
 }
 
 /// Task that returns kept connections to the pool if no write uses them in time.
-struct KeptWatch<DB: Transactions>(Option<Arc<Shared<DB>>>);
+struct KeptWatch<DB: Transactions>(Option<Arc<Reuse<DB>>>);
 
 impl<DB: Transactions> KeptWatch<DB> {
     async fn watch(mut self) {
