@@ -45,9 +45,11 @@ pub(super) struct Connections<DB: Transactions> {
 }
 
 /// Connection that was taken from the pool. When this value is dropped, the connection returns to
-/// the pool.
+/// the pool. If it is dropped outside of any runtime, sqlx would panic, so the connection is dropped
+/// in the runtime in which it was checked out.
 pub(super) struct CheckedOut<DB: Transactions> {
-    pub(super) conn: Pooled<DB>,
+    conn: Option<PoolConnection<DB>>,
+    runtime: Option<Handle>,
     pub(super) origin: Origin,
     /// When the process sent the BEGIN of the early transaction on the connection. Only reused
     /// connections have an early transaction.
@@ -133,10 +135,8 @@ impl<DB: Transactions> Connections<DB> {
 impl<DB: Transactions> CheckedOut<DB> {
     fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
         Self {
-            conn: Pooled {
-                conn: Some(conn),
-                runtime: Handle::try_current().ok(),
-            },
+            conn: Some(conn),
+            runtime: Handle::try_current().ok(),
             origin,
             early: None,
             is_alone: false,
@@ -147,26 +147,10 @@ impl<DB: Transactions> CheckedOut<DB> {
     /// Ends the early transaction, if there is one. The rollback is sent with the next message.
     pub(super) fn end_early_transaction(&mut self) {
         if self.early.take().is_some() {
-            DB::TransactionManager::start_rollback(&mut self.conn);
+            DB::TransactionManager::start_rollback(self);
         }
     }
-}
 
-/// Ends an early transaction before the connection returns to the pool.
-impl<DB: Transactions> Drop for CheckedOut<DB> {
-    fn drop(&mut self) {
-        self.end_early_transaction();
-    }
-}
-
-/// Pooled connection that may be dropped outside of any runtime. sqlx would panic in that case, so
-/// the connection is dropped in the runtime in which it was checked out.
-pub(super) struct Pooled<DB: Transactions> {
-    conn: Option<PoolConnection<DB>>,
-    runtime: Option<Handle>,
-}
-
-impl<DB: Transactions> Pooled<DB> {
     /// Returns the current runtime or, outside of any runtime, the runtime in which the connection
     /// was checked out. Without a runtime, no connection is checked out.
     pub(super) fn runtime(&self) -> Option<Handle> {
@@ -177,7 +161,7 @@ impl<DB: Transactions> Pooled<DB> {
 /// Only `drop` takes the connection.
 const HELD: &str = "the connection is held until it is dropped";
 
-impl<DB: Transactions> Deref for Pooled<DB> {
+impl<DB: Transactions> Deref for CheckedOut<DB> {
     type Target = PoolConnection<DB>;
 
     fn deref(&self) -> &Self::Target {
@@ -185,14 +169,15 @@ impl<DB: Transactions> Deref for Pooled<DB> {
     }
 }
 
-impl<DB: Transactions> DerefMut for Pooled<DB> {
+impl<DB: Transactions> DerefMut for CheckedOut<DB> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.conn.as_mut().expect(HELD)
     }
 }
 
-impl<DB: Transactions> Drop for Pooled<DB> {
+impl<DB: Transactions> Drop for CheckedOut<DB> {
     fn drop(&mut self) {
+        self.end_early_transaction();
         let runtime = self.runtime();
         let _entered = runtime.as_ref().map(Handle::enter);
         drop(self.conn.take());

@@ -28,13 +28,13 @@ impl<DB: Transactions> CleanUp<DB> {
     /// Cleans up in a task: sends the rollbacks that are queued on the connection, waits for the
     /// responses, and returns the connection to the pool.
     pub(super) fn spawn(self) {
-        if let Some(runtime) = self.checked_out.conn.runtime() {
+        if let Some(runtime) = self.checked_out.runtime() {
             runtime.spawn(self.run());
         }
     }
 
     async fn run(mut self) {
-        let conn = &mut self.checked_out.conn;
+        let conn = &mut self.checked_out;
         let rolled_back = async {
             if self.beginning {
                 DB::abandon_begin(conn).await?;

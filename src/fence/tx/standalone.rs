@@ -53,12 +53,12 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         let answer_timeout = limits.answer_timeout;
         let short = answer_timeout.min(ANSWER);
         if !is_ready && stand_alone(&mut checked_out, short).await.is_err() {
-            checked_out.conn.close_on_drop();
+            checked_out.close_on_drop();
             // Release the permit of this connection first. It may be the only permit of the pool.
             drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
             if let Err(failure) = stand_alone(&mut checked_out, answer_timeout).await {
-                checked_out.conn.close_on_drop();
+                checked_out.close_on_drop();
                 return Err(failure);
             }
         }
@@ -78,7 +78,7 @@ impl<DB: Transactions> StandaloneStatement<DB> {
     ) -> Result<T, Failure> {
         let within = self.limits.write();
         self.phase = Phase::UnderWay;
-        let conn: &mut DB::Connection = &mut self.checked_out.as_mut().expect(HELD).conn;
+        let conn: &mut DB::Connection = self.checked_out.as_mut().expect(HELD);
         let on = On::new(conn, &self.connections.names);
         let answer = timeout(within, statement(on)).await;
         let Ok(outcome) = answer else {
@@ -106,7 +106,7 @@ async fn stand_alone<DB: Transactions>(
     checked_out: &mut CheckedOut<DB>,
     within: Duration,
 ) -> Result<(), Failure> {
-    let left = timeout(within, DB::leave_transaction(&mut checked_out.conn)).await;
+    let left = timeout(within, DB::leave_transaction(checked_out)).await;
     left.map_err(|_| Failure::silent())??;
     checked_out.is_alone = true;
     Ok(())
@@ -122,7 +122,7 @@ impl<DB: Transactions> Drop for StandaloneStatement<DB> {
         };
         match self.phase {
             Phase::Clean => self.connections.check_in(checked_out, self.limits),
-            Phase::Broken => checked_out.conn.close_on_drop(),
+            Phase::Broken => checked_out.close_on_drop(),
             Phase::UnderWay => CleanUp {
                 checked_out,
                 limits: self.limits,

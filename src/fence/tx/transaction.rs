@@ -199,7 +199,7 @@ impl<DB: Transactions> Transaction<DB> {
         within: Duration,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let conn: &mut DB::Connection = &mut self.checked_out.as_mut().expect(HELD).conn;
+        let conn: &mut DB::Connection = self.checked_out.as_mut().expect(HELD);
         let on = On::new(conn, &self.connections.names);
         match timeout(within, statements(on)).await {
             Ok(outcome) => outcome.map_err(|error| {
@@ -296,7 +296,7 @@ impl<DB: Transactions> Transaction<DB> {
     /// Queues one rollback for each open level, and at least `least` rollbacks. The next use of the
     /// connection sends them.
     fn roll_back(&mut self, least: usize) {
-        if let Some(CheckedOut { conn, .. }) = &mut self.checked_out {
+        if let Some(conn) = &mut self.checked_out {
             // Read the depth once, because SQLite's worker lowers it later, on its own thread.
             let depth = DB::TransactionManager::get_transaction_depth(conn);
             for _ in 0..depth.max(least) {
@@ -306,11 +306,11 @@ impl<DB: Transactions> Transaction<DB> {
     }
 
     pub(in crate::fence) fn connection(&self) -> &DB::Connection {
-        &self.checked_out.as_ref().expect(HELD).conn
+        self.checked_out.as_ref().expect(HELD)
     }
 
     pub(in crate::fence) fn connection_mut(&mut self) -> &mut DB::Connection {
-        &mut self.checked_out.as_mut().expect(HELD).conn
+        self.checked_out.as_mut().expect(HELD)
     }
 }
 
@@ -333,7 +333,7 @@ impl<DB: Transactions> Drop for Transaction<DB> {
             Phase::New | Phase::Continued => self.connections.check_in(checked_out, self.limits),
             // Dropping the connection returns it to the pool.
             Phase::Committed => {}
-            Phase::Broken => checked_out.conn.close_on_drop(),
+            Phase::Broken => checked_out.close_on_drop(),
             Phase::Beginning | Phase::Open => CleanUp {
                 checked_out,
                 limits: self.limits,

@@ -70,7 +70,7 @@ impl Service {
         let Ok(checked_out) = self.connections.check_out(limits).await else {
             return false;
         };
-        let in_use = InUse::new(self, checked_out.conn.number());
+        let in_use = InUse::new(self, checked_out.number());
         sleep(time).await;
         drop(in_use);
         if whole {
