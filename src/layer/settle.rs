@@ -36,8 +36,8 @@ use super::{
 use crate::{
     chain::Chain,
     fence::{
-        AdmitError, CommitError, Contents, Fence, FenceDatabase, Place, Slot, StoredResponse,
-        TransactionId,
+        AdmitError, Claims, CommitError, Contents, Fence, FenceDatabase, Place, Slot,
+        StoredResponse, TransactionId,
     },
 };
 
@@ -100,13 +100,13 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     // The `on_begin` hook may have used part of the hold timeout.
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
-    let slot = CloseOnDrop { fence, slot };
+    let open = CloseOnDrop { fence, slot };
     let Ok(mut ended) = timeout(within, handler).await else {
-        return Ok(too_late(fence, &slot.slot).await.into_response());
+        return Ok(too_late(fence, &open.slot).await.into_response());
     };
-    let ending = Ending::of(&slot.slot);
+    let closed = open.slot.close();
     if let Ended::Response(response, outcome, _) = &mut ended
-        && verdict(*outcome, &ending.closed.place) == Verdict::RaiseAndRefuse
+        && verdict(*outcome, &closed.place) == Verdict::RaiseAndRefuse
     {
         // The body may hold the transaction. The raise would wait for its row lock or connection.
         drop(mem::take(response));
@@ -115,7 +115,7 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
         Ended::Response(_, outcome, stored) => (*outcome, stored.as_ref()),
         _ => (Outcome::NONE, None),
     };
-    let settled = ending.end(fence, outcome, stored).await;
+    let settled = end(fence, open.slot.claims(), closed, outcome, stored).await;
     match (ended, settled) {
         (Ended::Response(mut response, ..), Ok(())) => {
             failure::count(&mut response);
@@ -141,17 +141,17 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
 /// Ends the transaction of a handler that took too long. Returns the refusal that describes the
 /// outcome.
 async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refusal {
-    let ending = Ending::of(slot);
-    let answer = match &ending.closed.place {
+    let closed = slot.close();
+    let answer = match &closed.place {
         Place::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
         Place::Committing => unknown("the handler took too long to commit").into(),
         Place::Settled(Err(error @ CommitError::OutcomeUnknown(_))) => error.clone().into(),
         Place::Lent => CommitError::Escaped.into(),
         _ => Refusal::HandlerTimeout(fence.limits().hold_timeout),
     };
-    let fence = fence.clone();
+    let (fence, claims) = (fence.clone(), slot.claims().clone());
     let ending = async move {
-        let ended = ending.end(&fence, Outcome::NONE, None).await;
+        let ended = end(&fence, &claims, closed, Outcome::NONE, None).await;
         ended.inspect_err(|error| {
             tracing::warn!(error = %Chain(error), "a handler took too long and its transaction failed to end");
         })
@@ -165,81 +165,66 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     }
 }
 
-/// A transaction that the handler can no longer use and that must be ended. This value holds the
-/// permits, so that waiting writes of this process continue only after the transaction has ended.
-struct Ending<DB: FenceDatabase> {
-    slot: Slot<DB>,
+/// Ends the transaction of a closed slot according to the handler's outcome, and stores the response
+/// with the COMMIT if `stored` is given. A returned error replaces the handler's response. Waiting
+/// writes of this process continue only after the transaction has ended.
+async fn end<DB: FenceDatabase>(
+    fence: &Fence<DB>,
+    claims: &Claims,
     closed: Contents<DB>,
-}
-
-impl<DB: FenceDatabase> Ending<DB> {
-    fn of(slot: &Slot<DB>) -> Self {
-        Self {
-            closed: slot.close(),
-            slot: slot.clone(),
-        }
+    outcome: Outcome,
+    stored: Option<&StoredResponse>,
+) -> Result<(), Refusal> {
+    let Contents {
+        place,
+        id,
+        permits: _permits,
+    } = closed;
+    if matches!(place, Place::Lent | Place::Closed)
+        && let Some(terminating) = terminate(fence, id)
+    {
+        let _ = terminating.await;
     }
-
-    /// Ends the transaction according to the handler's outcome, and stores the response with the
-    /// COMMIT if `stored` is given. A returned error replaces the handler's response.
-    async fn end(
-        self,
-        fence: &Fence<DB>,
-        outcome: Outcome,
-        stored: Option<&StoredResponse>,
-    ) -> Result<(), Refusal> {
-        let claims = self.slot.claims();
-        let Contents {
-            place,
-            id,
-            permits: _permits,
-        } = self.closed;
-        if matches!(place, Place::Lent | Place::Closed)
-            && let Some(terminating) = terminate(fence, id)
-        {
-            let _ = terminating.await;
+    let error = match (verdict(outcome, &place), place) {
+        // Dropping a transaction that is still open rolls it back.
+        (Verdict::Answer, _) => return Ok(()),
+        (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
+            return Ok(fence.fail(transaction, claims).await?);
         }
-        let error = match (verdict(outcome, &place), place) {
-            // Dropping a transaction that is still open rolls it back.
-            (Verdict::Answer, _) => return Ok(()),
-            (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
-                return Ok(fence.fail(transaction, claims).await?);
-            }
-            (Verdict::Raise, Place::Settled(Err(error @ CommitError::OutcomeUnknown(_)))) => {
-                return fence.fail_lost(claims).await.map_err(|raise| {
-                    // The error of the raise would promise that nothing was written.
-                    not_raised(&raise);
-                    error.into()
-                });
-            }
-            (Verdict::Raise, _) => return Ok(fence.fail_lost(claims).await?),
-            (Verdict::Commit, Place::Home { transaction, .. }) => {
-                let committed = match stored {
-                    Some(stored) => transaction.commit_with(stored).await,
-                    None => transaction.commit().await,
-                };
-                match committed {
-                    Ok(()) => return Ok(()),
-                    Err(error) => error,
-                }
-            }
-            (Verdict::Refuse, Place::Refused(error)) => return Err(error.into()),
-            (Verdict::Refuse | Verdict::Commit, _) => return Err(Refusal::NotWritten),
-            (Verdict::RaiseAndRefuse, Place::Settled(Err(error))) => error,
-            (Verdict::RaiseAndRefuse, Place::Committing) => {
-                unknown("the handler answered while it was committing")
-            }
-            (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
-        };
-        if let Err(raise) = fence.fail_lost(claims).await {
-            // A COMMIT in progress may still take effect, so its outcome stays unknown.
-            if outcome == Outcome::NONE && !matches!(error, CommitError::OutcomeUnknown(_)) {
-                return Err(raise.into());
-            }
-            not_raised(&raise);
+        (Verdict::Raise, Place::Settled(Err(error @ CommitError::OutcomeUnknown(_)))) => {
+            return fence.fail_lost(claims).await.map_err(|raise| {
+                // The error of the raise would promise that nothing was written.
+                not_raised(&raise);
+                error.into()
+            });
         }
-        Err(error.into())
+        (Verdict::Raise, _) => return Ok(fence.fail_lost(claims).await?),
+        (Verdict::Commit, Place::Home { transaction, .. }) => {
+            let committed = match stored {
+                Some(stored) => transaction.commit_with(stored).await,
+                None => transaction.commit().await,
+            };
+            match committed {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            }
+        }
+        (Verdict::Refuse, Place::Refused(error)) => return Err(error.into()),
+        (Verdict::Refuse | Verdict::Commit, _) => return Err(Refusal::NotWritten),
+        (Verdict::RaiseAndRefuse, Place::Settled(Err(error))) => error,
+        (Verdict::RaiseAndRefuse, Place::Committing) => {
+            unknown("the handler answered while it was committing")
+        }
+        (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
+    };
+    if let Err(raise) = fence.fail_lost(claims).await {
+        // A COMMIT in progress may still take effect, so its outcome stays unknown.
+        if outcome == Outcome::NONE && !matches!(error, CommitError::OutcomeUnknown(_)) {
+            return Err(raise.into());
+        }
+        not_raised(&raise);
     }
+    Err(error.into())
 }
 
 fn not_raised(error: &AdmitError) {
