@@ -77,7 +77,8 @@ impl Admissions for Postgres {
     }
 }
 
-fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
+/// Converts the answer of `try_admit`, or of a function with the same outcomes.
+pub(super) fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
     let (outcome, max_token, by_floor, announced) = answer;
     match &*outcome {
         "admitted" => Admission::Admitted(id.map(TransactionId)),

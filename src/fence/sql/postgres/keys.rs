@@ -4,15 +4,12 @@
 use sqlx::{Postgres, Row, postgres::PgRow};
 
 use super::{
-    admit::delegate,
+    admit::{admission, delegate},
     transaction::{Settings, set_timeouts},
 };
 use crate::fence::{
     settings::millis,
-    sql::{
-        Admission, ClaimOfKey, Claiming, HighestStale, On, Record, RecordId, Records,
-        StoredResponse, TransactionId,
-    },
+    sql::{ClaimOfKey, Claiming, On, Record, RecordId, Records, StoredResponse},
 };
 
 impl Records for Postgres {
@@ -104,29 +101,23 @@ impl Records for Postgres {
 }
 
 fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
-    let admission = match row.try_get("outcome")? {
-        "found" => {
-            let fingerprint: Option<Vec<u8>> = row.try_get("found_fingerprint")?;
-            let (status, headers, body) = (
-                row.try_get("status")?,
-                row.try_get("headers")?,
-                row.try_get("body")?,
-            );
-            let record = |fingerprint| Record::of((fingerprint, status, headers, body));
-            return Ok(Claiming::Found(fingerprint.map(record)));
-        }
-        "early" => return Ok(Claiming::TooEarly),
-        "admitted" => {
-            let id: Option<i64> = row.try_get("id")?;
-            Admission::Admitted(id.map(TransactionId))
-        }
-        "stale" => Admission::Stale(HighestStale {
-            max_token: row.try_get("max_token")?,
-            by_floor: row.try_get("by_floor")?,
-            announced: row.try_get("announced")?,
-        }),
-        _ => Admission::Behind,
-    };
-    let role = row.try_get("role")?;
-    Ok(Claiming::Claimed { role, admission })
+    let outcome: String = row.try_get("outcome")?;
+    if outcome == "found" {
+        let fingerprint: Option<Vec<u8>> = row.try_get("found_fingerprint")?;
+        let (status, headers, body) = (
+            row.try_get("status")?,
+            row.try_get("headers")?,
+            row.try_get("body")?,
+        );
+        let record = |fingerprint| Record::of((fingerprint, status, headers, body));
+        return Ok(Claiming::Found(fingerprint.map(record)));
+    } else if outcome == "early" {
+        return Ok(Claiming::TooEarly);
+    }
+    let (max_token, by_floor) = (row.try_get("max_token")?, row.try_get("by_floor")?);
+    let answer = (outcome, max_token, by_floor, row.try_get("announced")?);
+    Ok(Claiming::Claimed {
+        role: row.try_get("role")?,
+        admission: admission(answer, row.try_get("id")?),
+    })
 }
