@@ -7,7 +7,7 @@ use crate::{
     fence::{
         Fence,
         error::AdmitError,
-        sql::{FenceDatabase, On, Rows, StateRow},
+        sql::{FenceDatabase, On, StateRow},
     },
     token::{Resource, Token},
 };
@@ -116,13 +116,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             "\u{10ffff}".repeat(Resource::MAX_BYTES / 4 + 1)
         );
         let rows = self.read(async |On { conn, names }| {
-            let rows = Rows {
-                first: prefix,
-                last: &last,
-                after: after.map_or("", Resource::as_str),
-                limit,
-            };
-            DB::states(On::new(conn, names), rows).await
+            let after = after.map_or("", Resource::as_str);
+            DB::states(On::new(conn, names), [prefix, &last], after, limit).await
         });
         Ok(rows.await?.into_iter().filter_map(fence_row).collect())
     }

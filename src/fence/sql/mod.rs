@@ -26,7 +26,7 @@ pub(crate) use self::{
     records::{RecordId, Records, StoredResponse},
     setup::Setup,
     statement::{SingleStatements, Statement},
-    states::{Rows, StateRow},
+    states::StateRow,
     tables::{Announcement, Idle, Tables},
     transactions::{Begin, Committed, TransactionId, Transactions},
 };

@@ -4,17 +4,6 @@
 /// since the last use.
 pub(crate) type StateRow = (String, i64, i64, i64);
 
-/// Criteria for the rows of a page.
-pub(crate) struct Rows<'a> {
-    /// The first possible name with the prefix.
-    pub(in crate::fence) first: &'a str,
-    /// The last possible name with the prefix.
-    pub(in crate::fence) last: &'a str,
-    /// The page begins after this name.
-    pub(in crate::fence) after: &'a str,
-    pub(in crate::fence) limit: u32,
-}
-
 /// Implements the methods of [`Tables`](super::Tables) that read the state of the fence. This is a
 /// macro because sqlx has different types for each database. `idle_ms` is the SQL expression for
 /// the milliseconds since `updated_at`.
@@ -37,7 +26,9 @@ macro_rules! states {
 
         async fn states(
             On { conn, names }: On<'_, Self>,
-            rows: Rows<'_>,
+            [first, last]: [&str; 2],
+            after: &str,
+            limit: u32,
         ) -> sqlx::Result<Vec<StateRow>> {
             // All conditions are on the primary key, so the cost of a page depends only on its
             // number of rows.
@@ -56,10 +47,10 @@ macro_rules! states {
                 false => names.sql(STATES),
             };
             sqlx::query_as(sql)
-                .bind(rows.after)
-                .bind(rows.first)
-                .bind(rows.last)
-                .bind(i64::from(rows.limit))
+                .bind(after)
+                .bind(first)
+                .bind(last)
+                .bind(i64::from(limit))
                 .fetch_all(conn)
                 .await
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Database;
 
-use super::{HighestStale, On, Rows, StateRow};
+use super::{HighestStale, On, StateRow};
 use crate::{
     announce::LeaseDigest,
     token::{Resource, Token},
@@ -68,8 +68,14 @@ pub(crate) trait Tables: Database {
     /// Reads the row of a resource, if it has one.
     async fn state(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<StateRow>>;
 
-    /// Reads rows in the order of their names, byte by byte.
-    async fn states(on: On<'_, Self>, rows: Rows<'_>) -> sqlx::Result<Vec<StateRow>>;
+    /// Reads the rows of the names in a range that come after the given name, in the order of their
+    /// names, byte by byte.
+    async fn states(
+        on: On<'_, Self>,
+        first_and_last: [&str; 2],
+        after: &str,
+        limit: u32,
+    ) -> sqlx::Result<Vec<StateRow>>;
 
     /// Reads the floor of a partition.
     async fn floor(on: On<'_, Self>, partition: u8) -> sqlx::Result<i64>;

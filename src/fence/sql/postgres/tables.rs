@@ -4,7 +4,7 @@ use sqlx::{Postgres, SqlSafeStr};
 
 use crate::{
     announce::LeaseDigest,
-    fence::sql::{Announcement, HighestStale, Idle, On, Rows, StateRow, Tables, states::states},
+    fence::sql::{Announcement, HighestStale, Idle, On, StateRow, Tables, states::states},
     token::{Resource, Token},
 };
 

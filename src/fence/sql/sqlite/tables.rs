@@ -8,7 +8,7 @@ use crate::{
     epochs::{Epoch, partition_of},
     fence::{
         claims::TokenUse,
-        sql::{Announcement, HighestStale, Idle, On, Rows, StateRow, Tables, states::states},
+        sql::{Announcement, HighestStale, Idle, On, StateRow, Tables, states::states},
     },
     token::{Resource, Token},
 };
