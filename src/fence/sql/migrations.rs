@@ -11,32 +11,19 @@ const HISTORY: &str = "tower_fence.migrations";
 /// Version, name and SQL of a migration.
 type Step = (i64, &'static str, &'static str);
 
-macro_rules! steps {
-    ($database:literal: $($number:literal, $version:literal, $name:literal;)*) => {
-        &[$((
-            $version,
-            $name,
-            include_str!(concat!(
-                "../../../migrations/", $database, "/", $number, "_", $name, ".sql"
-            )),
-        ),)*]
-    };
-}
-
 #[cfg(feature = "postgres")]
-pub(super) const POSTGRES: &[Step] = steps! {
-    "postgres":
-    "0001", 1, "fence";
-    "0002", 2, "leases";
-    "0003", 3, "protect";
-    "0004", 4, "citus";
-};
+#[rustfmt::skip]
+pub(super) const POSTGRES: &[Step] = &[
+    (1, "fence", include_str!("../../../migrations/postgres/0001_fence.sql")),
+    (2, "leases", include_str!("../../../migrations/postgres/0002_leases.sql")),
+    (3, "protect", include_str!("../../../migrations/postgres/0003_protect.sql")),
+    (4, "citus", include_str!("../../../migrations/postgres/0004_citus.sql")),
+];
 
 #[cfg(feature = "sqlite")]
-pub(super) const SQLITE: &[Step] = steps! {
-    "sqlite":
-    "0001", 1, "fence";
-};
+#[rustfmt::skip]
+pub(super) const SQLITE: &[Step] =
+    &[(1, "fence", include_str!("../../../migrations/sqlite/0001_fence.sql"))];
 
 fn migrations(names: &Names, steps: &'static [Step]) -> impl Iterator<Item = Migration> {
     steps.iter().map(|&(version, name, sql)| {
