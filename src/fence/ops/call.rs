@@ -181,8 +181,7 @@ fn prepared(call: &FunctionCall<'_>, prefix: &str) -> String {
         "SELECT {columns} FROM (\
              SELECT pg_catalog.set_config('lock_timeout', $1, true) IS NOT NULL AND {without_flush} IS NOT NULL AS made \
              WHERE pg_catalog.current_setting('transaction_isolation') = 'read committed' OFFSET 0\
-         ) AS settings, LATERAL {prefix}{function}({arguments}) AS {}",
-        row(call)
+         ) AS settings, LATERAL {prefix}{function}({arguments}) AS a"
     )
 }
 
@@ -201,17 +200,8 @@ fn in_literals(call: &FunctionCall<'_>, prefix: &str) -> String {
     } else {
         ""
     };
-    let (arguments, row) = (arguments.join(", "), row(call));
-    format!("{without_flush}SELECT {columns} FROM {prefix}{function}({arguments}) AS {row}")
-}
-
-/// Returns the alias of the function's row.
-fn row(call: &FunctionCall<'_>) -> &'static str {
-    if call.columns == "a.answer" {
-        "a (answer)"
-    } else {
-        "a"
-    }
+    let arguments = arguments.join(", ");
+    format!("{without_flush}SELECT {columns} FROM {prefix}{function}({arguments}) AS a")
 }
 
 impl From<AdmitError> for CallError {

@@ -268,7 +268,7 @@ impl Functions {
         self.one(FunctionCall {
             function,
             arguments,
-            columns: "a.answer",
+            columns: "a AS answer",
             without_flush: true,
             resource,
             assigns_token: false,
