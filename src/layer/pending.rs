@@ -161,37 +161,26 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         if let Some(mut tx) = self.begun() {
             return typed(tx.write(&mut statement).await?);
         }
-        let written = if self.on_begin.is_some() {
-            if !self.slot.start_begin() {
-                return Err(CommitError::Escaped.into());
-            }
-            let tx = self.open().await.map_err(|refusal| not_opened(&refusal))?;
-            if !self.slot.start_write_begun() {
-                return Err(CommitError::Escaped.into());
-            }
-            let written = tx.write_and_commit(statement).await;
-            // The token was admitted, and the hook may have read data. Therefore, report a failed
-            // commit to the layer, which then raises the fence, as after a failed statement.
-            match &written {
-                Err(WriteError::Admit(AdmitError::Busy(cause))) => {
-                    self.slot.settle(Err(CommitError::Busy(cause.clone())));
-                }
-                Err(WriteError::Admit(AdmitError::Unavailable(cause))) => {
-                    self.slot
-                        .settle(Err(CommitError::Unavailable(cause.clone())));
-                }
-                _ => {}
-            }
-            written
-        } else {
-            if !self.slot.start_write() {
-                return Err(CommitError::Escaped.into());
-            }
-            let claims = self.slot.claims().clone();
-            let written = self.fence.write_admitted(claims, self.token_use, statement);
-            written.await
+        if !self.slot.start_begin() {
+            return Err(CommitError::Escaped.into());
+        }
+        let hooked = match self.on_begin.is_some() {
+            true => Some(self.open().await.map_err(|refusal| not_opened(&refusal))?),
+            false => None,
         };
-        let written = written.inspect_err(|error| self.failed(error))?;
+        if !self.slot.start_write() {
+            return Err(CommitError::Escaped.into());
+        }
+        let is_admitted = hooked.is_some();
+        let written = match hooked {
+            Some(tx) => tx.write_and_commit(statement).await,
+            None => {
+                let claims = self.slot.claims().clone();
+                let written = self.fence.write_admitted(claims, self.token_use, statement);
+                written.await
+            }
+        };
+        let written = written.inspect_err(|error| self.failed(error, is_admitted))?;
         report::admitted(self.slot.claims(), false);
         match written {
             Written::Rows(rows) => {
@@ -207,9 +196,18 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 
     /// Reports a failed write to the layer. If the token was admitted and the statement failed, the
     /// layer raises the fence. If the error is an [`AdmitError`], the layer leaves the fence
-    /// unchanged, because a 503 response guarantees nothing about older tokens.
-    fn failed(&self, error: &WriteError) {
+    /// unchanged, because a 503 response guarantees nothing about older tokens. If the hook has run
+    /// in the transaction (`is_admitted`), it may have read data, so the layer also raises the fence
+    /// after these errors.
+    fn failed(&self, error: &WriteError, is_admitted: bool) {
         match error {
+            WriteError::Admit(AdmitError::Busy(cause)) if is_admitted => {
+                self.slot.settle(Err(CommitError::Busy(cause.clone())));
+            }
+            WriteError::Admit(AdmitError::Unavailable(cause)) if is_admitted => {
+                let unavailable = CommitError::Unavailable(cause.clone());
+                self.slot.settle(Err(unavailable));
+            }
             WriteError::Admit(error) => self.slot.refuse(error.clone()),
             WriteError::Statement(cause) | WriteError::Unsupported(cause) => {
                 let aborted = CommitError::Aborted(cause.clone());

@@ -177,15 +177,9 @@ impl<DB: FenceDatabase> Slot<DB> {
         is_open
     }
 
-    /// Records that the handler runs a statement that commits by itself. Returns false if the slot
-    /// has already been used or closed.
+    /// Records that a statement of the handler runs and is committed, by itself or in the
+    /// transaction that the handler has begun. Returns false if the slot was closed in the meantime.
     pub(crate) fn start_write(&self) -> bool {
-        self.replace(|place| matches!(place, Place::Pending), Place::Committing)
-    }
-
-    /// Records that a statement of the handler runs, and is committed, in the transaction that the
-    /// handler has begun. Returns false if the slot was closed in the meantime.
-    pub(crate) fn start_write_begun(&self) -> bool {
         self.replace(|place| matches!(place, Place::Beginning), Place::Committing)
     }
 
