@@ -212,7 +212,7 @@ mod wire;
 #[cfg(feature = "_fence")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "postgres", feature = "sqlite"))))]
 pub use self::fence::{
-    AdmitError, Admitted, Claim, Claims, CommitError, Fence, FenceBuilder, FenceDatabase, FencedTx,
+    AdmitError, Admitted, Claim, CommitError, Fence, FenceBuilder, FenceDatabase, FencedTx,
     TokenUse,
 };
 pub use self::live_tokens::LiveTokens;

@@ -25,10 +25,8 @@ impl Claim {
 
 /// Claims of a request: at least one [`Claim`], in the order in which the request names the
 /// resources.
-///
-/// The value is cheap to clone, and derefs to a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claims(Arc<[Claim]>);
+pub(crate) struct Claims(Arc<[Claim]>);
 
 impl Claims {
     /// Creates the claims. Returns `None` for an empty list.
@@ -40,9 +38,7 @@ impl Claims {
         Self([Claim::new(resource, token)].into())
     }
 
-    /// Returns the first claim.
-    #[must_use]
-    pub fn first(&self) -> &Claim {
+    pub(crate) fn first(&self) -> &Claim {
         // No constructor creates an empty list.
         &self.0[0]
     }

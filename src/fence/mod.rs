@@ -74,7 +74,7 @@ use tokio::sync::Semaphore;
 
 pub use self::{
     builder::{FenceBuilder, InvalidSchema},
-    claims::{Admitted, Claim, Claims, TokenUse},
+    claims::{Admitted, Claim, TokenUse},
     error::{AdmitError, CommitError, StaleToken, WriteError},
     ops::{FenceRow, FenceState, ResetError},
     sql::FenceDatabase,
@@ -87,6 +87,7 @@ use self::{
     settings::Limits,
 };
 pub(crate) use self::{
+    claims::Claims,
     fault::Fault,
     ops::{KeyedRequest, Once, OnceError, Written, typed},
     sql::{RecordId, Statement, StoredResponse, TransactionId},

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     fence::{
-        AdmitError, Claim, Claims, CommitError, Fence, FenceDatabase, FencedTx, Slot, Statement,
-        TokenUse, WriteError, Written, typed,
+        AdmitError, Claim, CommitError, Fence, FenceDatabase, FencedTx, Slot, Statement, TokenUse,
+        WriteError, Written, typed,
     },
     problem::ProblemType,
 };
@@ -70,7 +70,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 
     /// Returns all claims to be admitted.
     #[must_use]
-    pub const fn claims(&self) -> &Claims {
+    pub fn claims(&self) -> &[Claim] {
         self.slot.claims()
     }
 
