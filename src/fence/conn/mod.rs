@@ -81,12 +81,6 @@ impl<DB: Transactions> Connections<DB> {
         }
     }
 
-    /// Returns whether transactions write on other servers, which commit before the server of the
-    /// connection commits.
-    pub(super) fn is_distributed(&self) -> bool {
-        self.names.is_distributed()
-    }
-
     pub(super) fn pool(&self) -> &Pool<DB> {
         &self.direct.pool
     }
@@ -96,7 +90,7 @@ impl<DB: Transactions> Connections<DB> {
         // With a pooler, an open transaction would keep a server connection from other clients.
         // With a distributed fence, such a transaction cannot be used, because only the worker
         // knows the time of the last write to a resource.
-        self.reuse.is_some() && !limits.transaction_pooling && !self.is_distributed()
+        self.reuse.is_some() && !limits.transaction_pooling && !self.names.is_distributed()
     }
 
     /// Takes an available connection, or waits for one.

@@ -44,9 +44,9 @@ impl Calls for Fence<Postgres> {
             // Another transaction has locked the rows, possibly for a long time. To limit the
             // number of connections that wait for locks, first wait in a queue and for a permit.
             let turn = self.queues.wait(queue.clone(), until).await;
-            let _turn = turn.ok_or_else(in_use)?;
+            let _turn = turn.ok_or_else(|| AdmitError::from(Failure::in_use()))?;
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
-            let _permit = permit.map_err(|_| in_use())?;
+            let _permit = permit.map_err(|_| AdmitError::from(Failure::in_use()))?;
             let left = until.saturating_duration_since(Instant::now());
             let called = self.call_within(&call, left).await;
             if !matches!(&called, Err(AdmitError::Busy(cause)) if is_locked(cause)) {
@@ -153,10 +153,6 @@ fn is_locked(cause: &sqlx::Error) -> bool {
     let code = cause.as_database_error().and_then(|error| error.code());
     // lock_not_available
     code.as_deref() == Some("55P03")
-}
-
-fn in_use() -> AdmitError {
-    Failure::in_use().into()
 }
 
 const WITHOUT_FLUSH: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";

@@ -127,9 +127,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         };
         let ttl = ttl.max(limits.locking(&claims).whole().min(LONGEST_MINIMUM));
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
-        let [first, ..] = claims.in_lock_order()[..] else {
-            return Err(AdmitError::NoResource.into());
-        };
+        let first = claims.in_lock_order()[0];
         let plan = Plan::admitting(limits, &claims);
         let opened = self.open(plan, async |transaction| {
             let claim = ClaimOfKey {

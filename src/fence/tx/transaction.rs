@@ -261,7 +261,7 @@ impl<DB: Transactions> Transaction<DB> {
                 self.checked_out.as_mut().expect(HELD).early = Some(sent);
             }
             Err(failure) => {
-                let failure = match self.connections.is_distributed() {
+                let failure = match self.connections.names.is_distributed() {
                     true => failure.at_distributed_commit(),
                     false => failure,
                 };
