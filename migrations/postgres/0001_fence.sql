@@ -1080,8 +1080,6 @@ DECLARE
 BEGIN
     IF next_epoch.at_least IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'at_least must not be null';
-    ELSIF (next_epoch.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
-        PERFORM tower_fence.refuse_incomplete(next_epoch.partition);
     END IF;
     PERFORM tower_fence.wait_for_disk();
     PERFORM tower_fence.catch_up_partition(next_epoch.partition);

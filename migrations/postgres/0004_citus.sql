@@ -600,12 +600,7 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = 'a distributed fence needs failover detection, and this fence was migrated without it';
     END IF;
-    -- Guards of other fences are in the view as well.
-    guarded := (
-        SELECT string_agg(DISTINCT g.relation::text, ', ')
-        FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
-        WHERE position('tower_fence.' IN p.prosrc) > 0
-    );
+    guarded := (SELECT string_agg(DISTINCT g.relation::text, ', ') FROM tower_fence.protected_tables AS g);
     IF guarded IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = concat('there are protected tables, whose guards read the fence on this server: ', guarded),
