@@ -368,14 +368,6 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.partition_of(text) IS
     'The partition of a resource: the low byte of the CRC-32 (IEEE 802.3) of its name in UTF-8.';
 
--- Tokens below the first epoch belong to other issuers, and count as granted.
-CREATE FUNCTION tower_fence.last_token(partition smallint)
-RETURNS bigint LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-    SELECT 999999999 + 1000000000 * coalesce(max(e.epoch), 0) FROM tower_fence.epochs AS e
-    WHERE e.partition = last_token.partition
-$fence$;
-COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
-
 -- Returns 1,000 for each step from one timeline to the next. Timelines that this database has not
 -- seen also count. The part of the WAL that one failover loses is assumed to contain fewer than
 -- 1,000 epochs. At most 100 steps are counted, because a restored dump may contain the timeline of
@@ -1333,6 +1325,12 @@ SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $fence$
 #variable_conflict use_column
 DECLARE
     idle_since CONSTANT timestamptz := CURRENT_TIMESTAMP - older_than;
+    -- The last token of the last epoch. Tokens below the first epoch belong to other issuers, and
+    -- count as granted.
+    last_token CONSTANT bigint := (
+        SELECT 999999999 + 1000000000 * coalesce(max(e.epoch), 0) FROM tower_fence.epochs AS e
+        WHERE e.partition = remove_idle_of.partition
+    );
     below bigint;
     own_floor tower_fence.floors;
     idle text[];
@@ -1352,8 +1350,8 @@ BEGIN
     END IF;
     granted := CASE
         WHEN own_floor.history = tower_fence.current_history()
-            THEN coalesce(granted, tower_fence.last_token(own_floor.partition))
-        ELSE least(granted, tower_fence.last_token(own_floor.partition))
+            THEN coalesce(granted, last_token)
+        ELSE least(granted, last_token)
     END;
     below := least(held, least(granted, 999999999999999) + 1);
     idle := ARRAY(
