@@ -80,18 +80,18 @@ pub use self::{
     sql::FenceDatabase,
     tx::FencedTx,
 };
-use self::{
-    conn::Connections,
-    local::{Queues, StaleTokens},
-    ops::IssuedEpochs,
-    settings::Limits,
-};
 pub(crate) use self::{
     claims::Claims,
     fault::Fault,
     ops::{KeyedRequest, Once, OnceError, Written, typed},
     sql::{RecordId, Statement, StoredResponse, TransactionId},
     tx::{Contents, Place, Slot},
+};
+use self::{
+    conn::Connections,
+    local::{Queues, StaleTokens},
+    ops::IssuedEpochs,
+    settings::Limits,
 };
 
 /// [`FencedTx`] on Postgres.
