@@ -51,9 +51,13 @@ impl<DB: Transactions> Direct<DB> {
     }
 
     /// Closes the idle connections of the pool after one session turned out to be unusable, for
-    /// example because the database is read-only. The other sessions are usually unusable as well.
-    /// The pool opens new connections when they are needed.
+    /// example because the database is read-only, or because its host is gone. The other sessions
+    /// are usually unusable as well. The pool opens new connections when they are needed.
     pub(super) fn close_idle(&self) {
+        // A database in memory exists only as long as its connections.
+        if !DB::HAS_SERVER {
+            return;
+        }
         // No code panics while it holds the lock.
         let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
         if closed.is_some_and(|closed| closed.elapsed() < BETWEEN_CLOSINGS) {
@@ -71,13 +75,20 @@ impl<DB: Transactions> Direct<DB> {
 
     /// Acquires a connection, and runs the pool's `test_before_acquire` and `before_acquire`.
     pub(super) async fn acquire(&self, within: Duration) -> Result<PoolConnection<DB>, Failure> {
+        let has_idle = self.pool.num_idle() > 0;
         let mut acquisition = pin!(Acquisition::new(self));
         let outcome = timeout(within, acquisition.as_mut()).await;
         match outcome.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(conn) => Ok(conn),
             // The pool was testing or opening the connection. The pool is therefore not exhausted,
             // but the database did not respond.
-            Err(error) if !acquisition.queued => Err(self.unavailable(error)),
+            Err(error) if !acquisition.queued => {
+                if has_idle && matches!(error, sqlx::Error::PoolTimedOut) {
+                    // An idle connection has not answered its test.
+                    self.close_idle();
+                }
+                Err(self.unavailable(error))
+            }
             Err(error) => Err(self.refusal(error)),
         }
     }

@@ -58,6 +58,7 @@ impl<DB: Transactions> StandaloneStatement<DB> {
             drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
             if let Err(failure) = stand_alone(&mut checked_out, answer_timeout).await {
+                connections.close_idle();
                 checked_out.close_on_drop();
                 return Err(failure);
             }

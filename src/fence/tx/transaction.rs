@@ -159,6 +159,7 @@ impl<DB: Transactions> Transaction<DB> {
             }
             Err(_) => {
                 self.phase = Phase::Broken;
+                self.connections.close_idle();
                 Err(Failure::silent())
             }
         }

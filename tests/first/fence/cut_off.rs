@@ -8,12 +8,13 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::try_join_all;
 use sqlx::{
     Postgres,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::sync::watch;
-use tower_fence::{Fence, FenceBuilder, TokenUse, fence::CommitError};
+use tower_fence::{AdmitError, Fence, FenceBuilder, TokenUse, fence::CommitError};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -144,4 +145,44 @@ async fn session_ended_by_its_timeout_has_written_nothing() {
     let committed = tx.commit().await;
     assert_matches!(committed, Err(CommitError::Aborted(_)));
     assert_eq!(db.entries().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_write_fails_after_the_host_of_the_database_was_replaced() {
+    const CONNECTIONS: u32 = 4;
+    let timeout = Duration::from_millis(300);
+    for (reuses, tests) in [(false, true), (false, false), (true, true), (true, false)] {
+        let db = Postgres::fresh(2).await;
+        let is_gone = Arc::<AtomicBool>::default();
+        let proxy = {
+            let is_gone = Arc::clone(&is_gone);
+            // Connections to the old host get no answer, not even a reset. New ones reach another.
+            Proxy::judging(db.addr(), move || {
+                let (is_gone, is_new) = (Arc::clone(&is_gone), is_gone.load(SeqCst));
+                move |_: Sender, _: &[u8]| Passage::Dropped.when(!is_new && is_gone.load(SeqCst))
+            })
+        };
+        let proxy = proxy.await;
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .test_before_acquire(tests)
+            .connect(&proxy.url(&db.url))
+            .await;
+        let fence = Fence::builder()
+            .reuse_connections(reuses)
+            .pool_timeout(timeout)
+            .lock_timeout(timeout)
+            .answer_timeout(timeout)
+            .build(pool.unwrap());
+        write(&fence, 1).await.unwrap();
+        let all = (0..CONNECTIONS).map(|_| fence.pool().acquire());
+        drop(try_join_all(all).await.unwrap());
+        eventually!(
+            "the connections are idle",
+            fence.pool().num_idle() == CONNECTIONS as usize
+        );
+        is_gone.store(true, SeqCst);
+        assert_matches!(write(&fence, 2).await, Err(AdmitError::Unavailable(_)));
+        write(&fence, 3).await.unwrap();
+    }
 }
