@@ -151,9 +151,11 @@ async fn misspelt_variables_are_reported() {
         ("TOWER_FENCE_TLS_KEY", "/nonexistent"),
         ("TOWER_FENCE_SECRET", "a-secret-of-this-client"),
         ("TOWER_FENCE_RESOURCE", "sku-1"),
-        // Kubernetes sets these variables for a service named `tower-fence`.
+        // Kubernetes sets these variables for services named `tower-fence` and `tower-fence-redis`.
         ("TOWER_FENCE_SERVICE_HOST", "10.0.0.1"),
         ("TOWER_FENCE_PORT_4120_TCP", "tcp://10.0.0.1:4120"),
+        ("TOWER_FENCE_REDIS_SERVICE_HOST", "10.0.0.2"),
+        ("TOWER_FENCE_REDIS_PORT", "tcp://10.0.0.2:6379"),
     ];
     let checked = run(&["check"], &variables).await;
     let notes = checked.is(0).stdout.lines();

@@ -103,11 +103,17 @@ async fn waiting(db: &Fresh<Postgres>, count: i64) {
 
 #[tokio::test]
 async fn waiters_do_not_block_other_requests() {
-    let waiting_limits = ["--max-waiting", "3", "--max-waiting-per-caller", "3"];
-    let limits = [&["--max-requests", "2"], &waiting_limits[..]].concat();
+    // Without a limit of their own, waiters may use half of the connections.
+    for limit in ["--max-waiting=3", "--max-connections=6"] {
+        others_are_answered(limit).await;
+    }
+}
+
+async fn others_are_answered(limit: &str) {
+    let limits = ["--max-requests=2", "--max-waiting-per-caller=100", limit];
     let (db, server) = serving(&limits).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
-    let waiters = [1, 2, 3].map(|_| waiter(&server));
+    let waiters = [1, 2, 3, 4, 5, 6].map(|_| waiter(&server));
     waiting(&db, 3).await;
     let renew = server.request(Method::PUT, "/locks/sku-1");
     let renew = renew.header("Lease-Id", lease["lease_id"].as_str().unwrap());
@@ -248,7 +254,7 @@ async fn thousand_idle_connections_block_no_client() {
 
 #[tokio::test]
 async fn silent_connection_is_closed_for_a_new_one() {
-    let (db, server) = serving(&["--max-connections", "3", "--client-timeout", "10m"]).await;
+    let (db, server) = serving(&["--max-connections", "8", "--client-timeout", "10m"]).await;
     server.post("/locks/sku-1", &json!({})).await;
     let waiter = waiter(&server);
     waiting(&db, 1).await;
@@ -301,6 +307,7 @@ async fn silent_connection_is_closed_before_an_idle_one() {
     let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     idle.write_all(request).await.unwrap();
     assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+    sleep(Duration::from_secs(1)).await;
     assert_eq!(server.get("/healthz").await.status, 200);
     assert_eq!(exchanged(&mut silent, "").await, "");
     idle.write_all(request).await.unwrap();

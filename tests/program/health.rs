@@ -47,7 +47,7 @@ async fn server_is_ready_while_its_postgres_answers() {
     let reached = "has reached timeline 00000001";
     assert!(!postgres.log().contains(reached));
     let granted = server.post("/locks/a", &json!({})).await;
-    assert_eq!(granted.status, 200, "{granted:?}");
+    assert_eq!(granted.status, 201, "{granted:?}");
     assert!(postgres.log().contains(reached));
     postgres.crash().await;
     let down = becomes(&server, 503).await.json();

@@ -112,8 +112,8 @@ pub fn is_blank(value: &OsStr) -> bool {
 }
 
 /// Returns the names of variables that begin like settings, but are not settings of any command.
-/// Such a name is probably misspelt. Omits the variables that Kubernetes sets for a service with
-/// the name `tower-fence`.
+/// Such a name is probably misspelt. Omits the variables that Kubernetes sets for a service whose
+/// name begins with `tower-fence`.
 pub fn unknown_variables(program: &clap::Command) -> Vec<String> {
     let options = program.get_subcommands().flat_map(clap::Command::get_opts);
     let known: Vec<_> = options
@@ -122,12 +122,24 @@ pub fn unknown_variables(program: &clap::Command) -> Vec<String> {
     let is_known = |name: &str| {
         known.contains(&name) || (is_secret(name) && known.contains(&&*format!("{name}_FILE")))
     };
-    let of_kubernetes = ["TOWER_FENCE_SERVICE_", "TOWER_FENCE_PORT"];
     let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let mut unknown: Vec<_> = names
-        .filter(|name| name.starts_with("TOWER_FENCE_") && !is_known(name))
-        .filter(|name| !of_kubernetes.iter().any(|prefix| name.starts_with(prefix)))
+    let names: Vec<_> = names
+        .filter(|name| name.starts_with("TOWER_FENCE_"))
         .collect();
+    let services = names
+        .iter()
+        .filter_map(|name| name.strip_suffix("_SERVICE_HOST"));
+    let services: Vec<_> = services.collect();
+    let is_of_service = |name: &str| {
+        let mut rests = services
+            .iter()
+            .filter_map(|service| name.strip_prefix(service));
+        rests.any(|rest| rest.starts_with("_SERVICE_") || rest.starts_with("_PORT"))
+    };
+    let unknown = names
+        .iter()
+        .filter(|name| !is_known(name) && !is_of_service(name));
+    let mut unknown: Vec<_> = unknown.cloned().collect();
     unknown.sort_unstable();
     unknown
 }

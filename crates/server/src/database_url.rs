@@ -1,5 +1,7 @@
 //! Database URLs, parsed like libpq.
 
+use std::{fs::File, path::Path};
+
 use reqwest::Url;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
@@ -122,6 +124,21 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         }
         whole.set_query(Some(query.trim_end_matches('&')));
     }
+    // sqlx opens these files at each connection.
+    for (name, parameters) in FILES {
+        let given = pairs
+            .iter()
+            .rfind(|(given, _)| parameters.contains(&&**given));
+        let file = match given {
+            Some((_, file)) => Some(file.clone()),
+            None => set(name)?,
+        };
+        // sqlx also accepts the contents of a file.
+        if let Some(file) = file.filter(|file| file != SYSTEM && !file.contains("-----BEGIN")) {
+            let opened = File::open(&file);
+            opened.map_err(|error| Failure::file("cannot read", Path::new(&file), error))?;
+        }
+    }
     let mut options: PgConnectOptions = whole
         .as_str()
         .parse()
@@ -180,6 +197,13 @@ const UNSUPPORTED: [(&str, &str); 7] = [
     ("PGSSLCRL", "sslcrl"),
     ("PGSSLCRLDIR", "sslcrldir"),
     ("PGSSLMINPROTOCOLVERSION", "ssl_min_protocol_version"),
+];
+
+/// Variables that name a file, and the parameters with the same meaning.
+const FILES: [(&str, &[&str]); 3] = [
+    ("PGSSLROOTCERT", &["sslrootcert", "ssl-root-cert", "ssl-ca"]),
+    ("PGSSLCERT", &["sslcert", "ssl-cert"]),
+    ("PGSSLKEY", &["sslkey", "ssl-key"]),
 ];
 
 /// Returns the value of a variable of libpq; `None` if it is missing or blank.
@@ -288,11 +312,17 @@ mod tests {
         };
         for (query, expected) in [
             ("sslmode=require", PgSslMode::Require),
-            ("sslmode=require&sslrootcert=a.pem", PgSslMode::VerifyCa),
-            ("sslrootcert=a.pem&sslmode=require", PgSslMode::VerifyCa),
-            ("sslmode=prefer&sslrootcert=a.pem", PgSslMode::Prefer),
             (
-                "sslmode=verify-full&sslrootcert=a.pem",
+                "sslmode=require&sslrootcert=Cargo.toml",
+                PgSslMode::VerifyCa,
+            ),
+            (
+                "sslrootcert=Cargo.toml&sslmode=require",
+                PgSslMode::VerifyCa,
+            ),
+            ("sslmode=prefer&sslrootcert=Cargo.toml", PgSslMode::Prefer),
+            (
+                "sslmode=verify-full&sslrootcert=Cargo.toml",
                 PgSslMode::VerifyFull,
             ),
             ("sslrootcert=system", PgSslMode::VerifyFull),

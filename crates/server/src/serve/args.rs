@@ -175,9 +175,9 @@ pub struct LeaseArgs {
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
     /// The maximum number of connections. If it is reached, the server closes a connection for each
-    /// new connection. It first closes connections that have sent nothing, then those that are slow
-    /// to send a request, then idle ones, then those whose client does not read its response. While
-    /// every other connection has a request, new connections wait.
+    /// new connection. It first closes connections that have sent nothing for a second, then those
+    /// that are slow to send a request, then idle ones, then those whose client does not read its
+    /// response. While every other connection has a request, new connections wait.
     #[arg(long, env = "TOWER_FENCE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,
@@ -187,13 +187,13 @@ pub struct LimitArgs {
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_requests: u32,
     /// The maximum number of concurrent requests that acquire a lease, including those that wait in
-    /// the queue. Further requests are answered with 503.
+    /// the queue; at most half of the connections. Further requests are answered with 503.
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING", value_name = "NUMBER", default_value_t = 5_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting: u32,
     /// The maximum number of concurrent requests of one caller that acquire a lease. A caller is
     /// identified by its secret or, if no secrets are configured, by its address. Default: half of
-    /// --max-waiting.
+    /// these requests.
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING_PER_CALLER", value_name = "NUMBER",
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting_per_caller: Option<u32>,

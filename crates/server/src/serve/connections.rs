@@ -1,10 +1,10 @@
 //! The connections of the server: their maximum number, and the shutdown.
 //!
 //! 1. If the maximum is reached, a new connection replaces another one. Connections that have sent
-//!    nothing are replaced first, then those that are slow to send a request, then idle ones, then
-//!    those that have accepted no bytes of a response for three seconds. Otherwise, clients that
-//!    never send a body, or never read, could occupy all connections. Any other connection with a
-//!    request is not replaced.
+//!    nothing for a second are replaced first, then those that are slow to send a request, then
+//!    idle ones, then those that have accepted no bytes of a response for three seconds, then those
+//!    that were opened within the last second. Otherwise, clients that never send a body, or never
+//!    read, could occupy all connections. Any other connection with a request is not replaced.
 //! 2. When the server closes, each accepted connection has a second to send the complete head of a
 //!    request. Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
@@ -46,6 +46,7 @@ const OTHER_FILES: u64 = 200;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub struct Connections {
+    pub most: u32,
     free: Arc<Semaphore>,
     open: Arc<OpenConnections>,
     tasks: TaskTracker,
@@ -58,17 +59,18 @@ impl Connections {
     pub fn new(limits: &LimitArgs, stores_in_etcd: bool, tls: Option<Tls>, stop: Stop) -> Self {
         let files = raise_file_limit().saturating_sub(OTHER_FILES);
         let files = if stores_in_etcd { files / 2 } else { files };
-        let wanted = u64::from(limits.max_connections);
-        let free = wanted.min(files.max(1));
-        if free < wanted {
+        let wanted = limits.max_connections;
+        let most = wanted.min(u32::try_from(files.max(1)).unwrap_or(u32::MAX));
+        if most < wanted {
             tracing::warn!(
                 wanted,
-                free,
+                free = most,
                 "fewer connections than configured, because of the limit on open files"
             );
         }
         Self {
-            free: Arc::new(Semaphore::new(free as usize)),
+            most,
+            free: Arc::new(Semaphore::new(most as usize)),
             open: Arc::default(),
             tasks: TaskTracker::new(),
             shared: Shared {
@@ -159,7 +161,8 @@ impl Connections {
         let (state, entry) = self.open.enter();
         let connection = Connection {
             app: app.clone(),
-            peer,
+            // A listener for IPv6 reports IPv4 addresses in another form.
+            peer: SocketAddr::new(peer.ip().to_canonical(), peer.port()),
             state,
             shared: self.shared.clone(),
         };

@@ -120,7 +120,13 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     let address =
         address.map_err(|error| Failure::unavailable("cannot read the local address", &error))?;
 
-    let under_way = UnderWay::new(&args.limits, stop.clone(), health.grants());
+    let connections = Connections::new(&args.limits, is_in_etcd, tls.clone(), stop.clone());
+    let under_way = UnderWay::new(
+        &args.limits,
+        connections.most,
+        stop.clone(),
+        health.grants(),
+    );
     let health = Arc::new(health);
     let app = routes(
         locks,
@@ -139,15 +145,13 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
             "secrets arrive unencrypted: configure a certificate, or let a proxy terminate TLS"
         );
     }
-    let until = stop.clone();
     tokio::spawn(async move {
         tokio::select! {
             () = health.tell() => {}
-            () = until.begun() => {}
+            () = stop.begun() => {}
         }
     });
 
-    let connections = Connections::new(&args.limits, is_in_etcd, tls, stop);
     tokio::select! {
         () = connections.serve(listener, app) => {}
         unfit = fit.until_unfit(is_fit) => return Err(unfit),

@@ -100,6 +100,8 @@ impl State {
     /// pipeline a request that waits behind a response that it does not read.
     pub(super) fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
         match *self.phase() {
+            // A client that has just connected may be in its TLS handshake.
+            Phase::Silent(since) if now - since < SLOW_REQUEST => Some((4, since)),
             Phase::Silent(since) => Some((0, since)),
             Phase::Head(since) => (now - since >= SLOW_REQUEST).then_some((1, since)),
             // Each route reads the whole body before it has an effect. This request has had none.

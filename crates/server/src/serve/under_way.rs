@@ -58,11 +58,20 @@ pub struct UnderWay {
 }
 
 impl UnderWay {
-    pub fn new(limits: &LimitArgs, stop: Stop, grants: Arc<Recent>) -> Self {
+    pub fn new(limits: &LimitArgs, connections: u32, stop: Stop, grants: Arc<Recent>) -> Self {
+        // A waiting request occupies a connection, so waiters leave half of them to other requests.
+        let most = limits.max_waiting.min((connections / 2).max(1));
+        if most < limits.max_waiting {
+            tracing::info!(
+                wanted = limits.max_waiting,
+                most,
+                "fewer waiting requests than configured, because of the limit of connections"
+            );
+        }
         Self {
             acquisitions: Limit::new(
                 "requests that wait for leases",
-                limits.max_waiting,
+                most,
                 limits.max_waiting_per_caller,
             ),
             others: Limit::new("concurrent requests", limits.max_requests, None),
