@@ -166,11 +166,20 @@ impl Failure {
     /// Returns the failure for a request that timed out while it waited for another request of this
     /// process for the same resource.
     pub(super) fn in_use() -> Self {
-        let in_use = "another request of this process is using the resource";
+        Self::contention("another request of this process is using the resource")
+    }
+
+    /// Returns the failure for a request whose resource was behind after each attempt to catch up.
+    /// The SQL functions report this with the same words.
+    pub(super) fn undecided() -> Self {
+        Self::contention("other transactions changed the resource several times during the call")
+    }
+
+    fn contention(why: &str) -> Self {
         Self {
             fault: Fault::Contention,
             // Unlike most variants, this one does not add that a communication failed.
-            cause: Arc::new(sqlx::Error::InvalidArgument(in_use.to_owned())),
+            cause: Arc::new(sqlx::Error::InvalidArgument(why.to_owned())),
         }
     }
 

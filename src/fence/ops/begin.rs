@@ -150,7 +150,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             // Do not cache this refusal. It may depend on changes in the caller's transaction,
             // which may be rolled back.
             Admission::Stale(stale) => Err(stale.refuse(resource, token, token_use).into()),
-            Admission::Behind => Err(Failure::in_use().into()),
+            Admission::Behind => Err(Failure::undecided().into()),
         }
     }
 

@@ -248,7 +248,7 @@ impl Tries {
     fn caught_up(&mut self) -> Result<(), Failure> {
         self.catch_ups += 1;
         if self.catch_ups > CATCH_UPS {
-            return Err(Failure::in_use());
+            return Err(Failure::undecided());
         }
         Ok(())
     }
