@@ -150,7 +150,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             // Do not cache this refusal. It may depend on changes in the caller's transaction,
             // which may be rolled back.
             Admission::Stale(stale) => Err(stale.refuse(resource, token, token_use).into()),
-            Admission::Behind => Err(Failure::undecided().into()),
+            // This transaction is not early.
+            Admission::Behind | Admission::TooEarly => Err(Failure::undecided().into()),
         }
     }
 
@@ -211,12 +212,12 @@ impl<DB: FenceDatabase> Fence<DB> {
         write_use: TokenUse,
         mut first: Option<Admission>,
     ) -> Result<Result<(), StaleToken>, Halt> {
-        let early = transaction.began_early;
         for claim in claims.in_lock_order() {
             let admission = match first.take() {
                 Some(admission) => admission,
                 None => {
                     let admit = Admit::new(claim, token_use, transaction.limits);
+                    let early = transaction.began_early;
                     transaction
                         .run(async |on| DB::admit(on, admit, early).await)
                         .await?
@@ -224,7 +225,6 @@ impl<DB: FenceDatabase> Fence<DB> {
             };
             match admission {
                 Admission::Admitted(id) => transaction.id = id,
-                _ if early => return Err(Halt::TooEarly),
                 Admission::Stale(stale) => {
                     // If a resource occurs twice, this transaction itself has raised the row, and
                     // the rollback undoes that raise. Such a refusal must not be cached.
@@ -236,6 +236,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     return Ok(Err(stale));
                 }
                 Admission::Behind => return Err(Halt::Behind),
+                Admission::TooEarly => return Err(Halt::TooEarly),
             }
         }
         Ok(Ok(()))

@@ -21,7 +21,7 @@ pub(crate) trait Admissions: Database {
     /// is the time at which the transaction began. To prevent `now()` from going backwards from one
     /// write to the next, the transaction must not have begun before the last write to the
     /// resource. If the transaction began before that write, or if the token is not admitted, the
-    /// outcome is [`Admission::Behind`]. On SQLite, no transaction begins early.
+    /// outcome is [`Admission::TooEarly`]. On SQLite, no transaction begins early.
     async fn admit(on: On<'_, Self>, admit: Admit<'_>, early: bool) -> sqlx::Result<Admission>;
 
     /// Admits a token, and leaves the settings of the transaction unchanged.
@@ -68,6 +68,8 @@ pub(crate) enum Admission {
     /// session has just moved it to the current timeline. Nothing was changed. Call
     /// [`Tables::catch_up`](super::Tables::catch_up) and retry.
     Behind,
+    /// The early transaction cannot be used. Nothing was changed.
+    TooEarly,
 }
 
 /// Highest stale token of a resource.

@@ -33,7 +33,7 @@ impl Admissions for Postgres {
             return match early {
                 // Only the worker knows the time of the last write to the resource, so no early
                 // transaction can be used.
-                true => Ok(Admission::Behind),
+                true => Ok(Admission::TooEarly),
                 false => admit_on_worker(On::new(conn, names), admit).await,
             };
         }
@@ -52,7 +52,7 @@ impl Admissions for Postgres {
             .await?;
         match id {
             Some(id) => Ok(Admission::Admitted(Some(TransactionId(id)))),
-            None if early => Ok(Admission::Behind),
+            None if early => Ok(Admission::TooEarly),
             None => Self::admit_only(On::new(conn, names), admit).await,
         }
     }
