@@ -52,6 +52,10 @@ impl<'a> Admit<'a> {
         }
     }
 
+    pub(in crate::fence) fn is_reusable(&self) -> bool {
+        self.token_use == TokenUse::Reusable
+    }
+
     /// Returns the value to which the admission raises `max_token`.
     pub(in crate::fence) const fn raised_to(&self) -> i64 {
         self.token_use.highest_stale(self.token)

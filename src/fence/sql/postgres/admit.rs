@@ -69,7 +69,7 @@ impl Admissions for Postgres {
         let answer: (String, i64, bool, bool, Option<i64>) = sqlx::query_as(names.sql(TRY))
             .bind(admit.resource.as_str())
             .bind(admit.token.get())
-            .bind(admit.raised_to() < admit.token.get())
+            .bind(admit.is_reusable())
             .fetch_one(conn)
             .await?;
         let (outcome, max_token, by_floor, announced, id) = answer;
@@ -122,7 +122,7 @@ pub(super) async fn delegate(
     let answer = sqlx::query_as(names.sql(ADMIT))
         .bind(admit.resource.as_str())
         .bind(admit.token.get())
-        .bind(admit.raised_to() < admit.token.get())
+        .bind(admit.is_reusable())
         .bind(settings.lock_ms)
         .bind(settings.idle_ms)
         .bind(admit.limits.durable)

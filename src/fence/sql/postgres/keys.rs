@@ -45,7 +45,7 @@ impl Records for Postgres {
             .bind(claim.early)
             .bind(resource)
             .bind(admit.token.get())
-            .bind(admit.raised_to() < admit.token.get())
+            .bind(admit.is_reusable())
             .bind(key_ms)
             .bind(settings.statement_ms)
             .bind(settings.idle_ms)
