@@ -37,7 +37,7 @@ use super::{
     refusal::Refusal,
     report,
     resource::{ResourceError, ResourceFrom, claims},
-    settle::{run, settle},
+    settle::{run_handler, settle},
     stored::replay,
     verdict::CommitIf,
     verification::Verification,
@@ -200,7 +200,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 let keys = self.idempotency.as_deref();
                 let keys = keys.filter(|_| slot.has_key());
                 let request = Request::from_parts(parts, body);
-                let handler = run(inner, request, self.commit_if.as_ref(), keys);
+                let handler = run_handler(inner, request, self.commit_if.as_ref(), keys);
                 let _hold = Timer {
                     name: "tower_fence_hold_seconds",
                     since: slot.held_since(),

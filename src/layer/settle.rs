@@ -45,7 +45,7 @@ use crate::{
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The ways in which a handler ends.
-pub(super) enum Ended<E> {
+pub(super) enum HandlerEnd<E> {
     /// The response, the outcome that decides how the transaction ends, and the copy of the
     /// response to be stored.
     Response(Response, Outcome, Option<StoredResponse>),
@@ -56,12 +56,12 @@ pub(super) enum Ended<E> {
 
 /// Runs the handler. Catches a panic, which [`settle`] resumes after the transaction has ended. If
 /// the request has an idempotency key, reads the body of a successful response to its end.
-pub(super) async fn run<S>(
+pub(super) async fn run_handler<S>(
     mut inner: S,
     request: Request<Body>,
     commit_if: Option<&CommitIf>,
     keys: Option<&Idempotency>,
-) -> Ended<S::Error>
+) -> HandlerEnd<S::Error>
 where
     S: Service<Request<Body>>,
     S::Response: IntoResponse,
@@ -70,7 +70,7 @@ where
     let handler = AssertUnwindSafe(async move {
         let response = match inner.call(request).await {
             Ok(response) => response.into_response(),
-            Err(error) => return Ended::Error(error),
+            Err(error) => return HandlerEnd::Error(error),
         };
         let outcome = Outcome {
             status: Some(response.status()),
@@ -81,56 +81,59 @@ where
             Some(keys) if outcome.commits() => {
                 let limit_bytes = keys.response_limit_bytes;
                 match capture(response, limit_bytes, &keys.stored_headers).await {
-                    Ok((response, stored)) => Ended::Response(response, outcome, Some(stored)),
-                    Err(error) => Ended::Unstorable(error),
+                    Ok((response, stored)) => HandlerEnd::Response(response, outcome, Some(stored)),
+                    Err(error) => HandlerEnd::Unstorable(error),
                 }
             }
-            _ => Ended::Response(response, outcome, None),
+            _ => HandlerEnd::Response(response, outcome, None),
         }
     });
-    handler.catch_unwind().await.unwrap_or_else(Ended::Panic)
+    let caught = handler.catch_unwind().await;
+    caught.unwrap_or_else(HandlerEnd::Panic)
 }
 
 /// Waits for the handler, ends its transaction, and then returns the response.
 pub(super) async fn settle<DB: FenceDatabase, E>(
     fence: &Fence<DB>,
     slot: Slot<DB>,
-    handler: impl Future<Output = Ended<E>>,
+    handler: impl Future<Output = HandlerEnd<E>>,
 ) -> Result<Response, E> {
     // The `on_begin` hook may have used part of the hold timeout.
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
     let open = CloseOnDrop { fence, slot };
-    let Ok(mut ended) = timeout(within, handler).await else {
+    let Ok(mut handler_end) = timeout(within, handler).await else {
         return Ok(too_late(fence, &open.slot).await.into_response());
     };
     let closed = open.slot.close();
-    if let Ended::Response(response, outcome, _) = &mut ended
+    if let HandlerEnd::Response(response, outcome, _) = &mut handler_end
         && verdict(*outcome, &closed.place) == Verdict::RaiseAndRefuse
     {
         // The body may hold the transaction. The raise would wait for its row lock or connection.
         drop(mem::take(response));
     }
-    let (outcome, stored) = match &ended {
-        Ended::Response(_, outcome, stored) => (*outcome, stored.as_ref()),
+    let (outcome, stored) = match &handler_end {
+        HandlerEnd::Response(_, outcome, stored) => (*outcome, stored.as_ref()),
         _ => (Outcome::NONE, None),
     };
-    let settled = end(fence, open.slot.claims(), closed, outcome, stored).await;
-    match (ended, settled) {
-        (Ended::Response(mut response, ..), Ok(())) => {
+    let ended = end_transaction(fence, open.slot.claims(), closed, outcome, stored).await;
+    match (handler_end, ended) {
+        (HandlerEnd::Response(mut response, ..), Ok(())) => {
             failure::count(&mut response);
             Ok(response)
         }
-        (Ended::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
-        (Ended::Response(..) | Ended::Unstorable(_), Err(refusal)) => Ok(refusal.into_response()),
+        (HandlerEnd::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
+        (HandlerEnd::Response(..) | HandlerEnd::Unstorable(_), Err(refusal)) => {
+            Ok(refusal.into_response())
+        }
         // The fence could not be raised.
         (
-            Ended::Error(_),
+            HandlerEnd::Error(_),
             Err(refusal @ (Refusal::Admit(_) | Refusal::Commit(CommitError::OutcomeUnknown(_)))),
         ) => Ok(refusal.into_response()),
-        (Ended::Error(error), _) => Err(error),
-        (Ended::Panic(payload), settled) => {
-            if let Err(Refusal::Admit(error)) = settled {
+        (HandlerEnd::Error(error), _) => Err(error),
+        (HandlerEnd::Panic(payload), ended) => {
+            if let Err(Refusal::Admit(error)) = ended {
                 not_raised(&error);
             }
             resume_unwind(payload)
@@ -151,7 +154,7 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     };
     let (fence, claims) = (fence.clone(), slot.claims().clone());
     let ending = async move {
-        let ended = end(&fence, &claims, closed, Outcome::NONE, None).await;
+        let ended = end_transaction(&fence, &claims, closed, Outcome::NONE, None).await;
         ended.inspect_err(|error| {
             tracing::warn!(error = %Chain(error), "a handler took too long and its transaction failed to end");
         })
@@ -168,7 +171,7 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
 /// Ends the transaction of a closed slot according to the handler's outcome, and stores the response
 /// with the COMMIT if `stored` is given. A returned error replaces the handler's response. Waiting
 /// writes of this process continue only after the transaction has ended.
-async fn end<DB: FenceDatabase>(
+async fn end_transaction<DB: FenceDatabase>(
     fence: &Fence<DB>,
     claims: &Claims,
     closed: Contents<DB>,
