@@ -18,16 +18,16 @@ pub(crate) trait Transactions: Database {
     /// Opens a transaction in one round trip.
     async fn begin(conn: &mut Self::Connection, limits: Limits, begin: Begin) -> sqlx::Result<()>;
 
-    /// Reads the connection's lock timeout for statements outside of the fence, in milliseconds.
-    /// Returns `None` if [`Self::begin`] does not change this setting beyond its transaction.
-    fn lock_wait_of_pool(
+    /// Reads SQLite's `busy_timeout`, in milliseconds, which [`Self::begin`] changes beyond its
+    /// transaction. Returns `None` on Postgres, which has no such setting.
+    fn read_busy_timeout(
         _: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> {
         async { Ok(None) }
     }
 
-    /// Restores the connection's lock timeout for statements outside of the fence.
-    fn restore_lock_wait(
+    /// Restores SQLite's `busy_timeout` for statements outside of the fence.
+    fn restore_busy_timeout(
         _: &mut Self::Connection,
         _: i64,
     ) -> impl Future<Output = sqlx::Result<()>> {

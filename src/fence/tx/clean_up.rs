@@ -18,8 +18,8 @@ pub(super) const GRACE: Duration = Duration::from_millis(500);
 pub(super) struct CleanUp<DB: Transactions> {
     pub(super) checked_out: CheckedOut<DB>,
     pub(super) limits: Limits,
-    /// The connection's lock timeout before BEGIN changed it.
-    pub(super) pool_lock_wait: Option<i64>,
+    /// SQLite's `busy_timeout` before BEGIN changed it.
+    pub(super) busy_timeout_ms: Option<i64>,
     /// Whether BEGIN may have been sent although sqlx has not counted it.
     pub(super) beginning: bool,
 }
@@ -39,14 +39,14 @@ impl<DB: Transactions> CleanUp<DB> {
             if self.beginning {
                 DB::abandon_begin(conn).await?;
             }
-            settle::<DB>(conn, self.pool_lock_wait).await
+            roll_back::<DB>(conn, self.busy_timeout_ms).await
         };
         let mut outcome = timeout(GRACE, rolled_back).await;
         // A server detects the closed connection and cancels the statement. SQLite has no server,
         // so wait for the statement here. The pool would wait for it without a timeout.
         if outcome.is_err() && !DB::HAS_SERVER {
-            let settled = settle::<DB>(conn, self.pool_lock_wait);
-            outcome = timeout(self.limits.statement(), settled).await;
+            let rolled_back = roll_back::<DB>(conn, self.busy_timeout_ms);
+            outcome = timeout(self.limits.statement(), rolled_back).await;
         }
         // On SQLite, if the handler has ended the transaction with an SQL statement, the rollback
         // fails, and the depth in sqlx remains above 0.
@@ -57,14 +57,14 @@ impl<DB: Transactions> CleanUp<DB> {
     }
 }
 
-/// Sends the queued rollbacks, and restores the setting that BEGIN has changed.
-async fn settle<DB: Transactions>(
+/// Sends the queued rollbacks, and restores SQLite's `busy_timeout`.
+async fn roll_back<DB: Transactions>(
     conn: &mut DB::Connection,
-    pool_lock_wait: Option<i64>,
+    busy_timeout_ms: Option<i64>,
 ) -> sqlx::Result<()> {
     conn.ping().await?;
-    match pool_lock_wait {
-        Some(ms) => DB::restore_lock_wait(conn, ms).await,
+    match busy_timeout_ms {
+        Some(ms) => DB::restore_busy_timeout(conn, ms).await,
         None => Ok(()),
     }
 }

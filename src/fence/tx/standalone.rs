@@ -127,7 +127,7 @@ impl<DB: Transactions> Drop for StandaloneStatement<DB> {
             Phase::UnderWay => CleanUp {
                 checked_out,
                 limits: self.limits,
-                pool_lock_wait: None,
+                busy_timeout_ms: None,
                 beginning: false,
             }
             .spawn(),

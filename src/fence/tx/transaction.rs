@@ -37,9 +37,9 @@ pub(crate) struct Transaction<DB: Transactions> {
     pub(in crate::fence) hooked: bool,
     /// Whether a borrower has used the connection for a statement.
     pub(crate) used: bool,
-    /// The connection's lock timeout before BEGIN changed it. This lock timeout is restored before
-    /// the connection returns to the pool.
-    pool_lock_wait: Option<i64>,
+    /// SQLite's `busy_timeout` before BEGIN changed it. It is restored before the connection
+    /// returns to the pool.
+    busy_timeout_ms: Option<i64>,
     /// The time at which the transaction acquired the last of its row locks. The hold timeout is
     /// measured from this time.
     pub(in crate::fence) held_since: Instant,
@@ -103,7 +103,7 @@ impl<DB: Transactions> Transaction<DB> {
             claimed: None,
             hooked: false,
             used: false,
-            pool_lock_wait: None,
+            busy_timeout_ms: None,
             held_since: Instant::now(),
         }
     }
@@ -139,8 +139,8 @@ impl<DB: Transactions> Transaction<DB> {
         self.phase = Phase::Beginning;
         let within = self.limits.statement();
         let opening = async {
-            if self.pool_lock_wait.is_none() {
-                self.pool_lock_wait = DB::lock_wait_of_pool(self.connection_mut()).await?;
+            if self.busy_timeout_ms.is_none() {
+                self.busy_timeout_ms = DB::read_busy_timeout(self.connection_mut()).await?;
             }
             let limits = self.limits;
             DB::begin(self.connection_mut(), limits, begin).await
@@ -255,7 +255,7 @@ impl<DB: Transactions> Transaction<DB> {
             Err(_) => Err(Failure::silent()),
         };
         match committed {
-            Ok(Committed::Clean) => self.phase = self.restored().await,
+            Ok(Committed::Clean) => self.phase = self.restore_busy_timeout().await,
             Ok(Committed::Broken) => self.phase = Phase::Broken,
             Ok(Committed::Begun) => {
                 self.phase = Phase::Continued;
@@ -276,13 +276,13 @@ impl<DB: Transactions> Transaction<DB> {
         Ok(())
     }
 
-    /// Restores the setting that BEGIN has changed on the connection, after COMMIT.
-    async fn restored(&mut self) -> Phase {
-        let Some(ms) = self.pool_lock_wait else {
+    /// Restores SQLite's `busy_timeout` after COMMIT, and returns the next phase.
+    async fn restore_busy_timeout(&mut self) -> Phase {
+        let Some(ms) = self.busy_timeout_ms else {
             return Phase::Committed;
         };
         let within = self.limits.answer_timeout;
-        let restore = DB::restore_lock_wait(self.connection_mut(), ms);
+        let restore = DB::restore_busy_timeout(self.connection_mut(), ms);
         match timeout(within, restore).await {
             Ok(Ok(())) => Phase::Committed,
             _ => Phase::Broken,
@@ -338,7 +338,7 @@ impl<DB: Transactions> Drop for Transaction<DB> {
             Phase::Beginning | Phase::Open => CleanUp {
                 checked_out,
                 limits: self.limits,
-                pool_lock_wait: self.pool_lock_wait,
+                busy_timeout_ms: self.busy_timeout_ms,
                 beginning: phase == Phase::Beginning,
             }
             .spawn(),

@@ -49,12 +49,12 @@ impl Transactions for Sqlite {
         }
     }
 
-    async fn lock_wait_of_pool(conn: &mut SqliteConnection) -> sqlx::Result<Option<i64>> {
+    async fn read_busy_timeout(conn: &mut SqliteConnection) -> sqlx::Result<Option<i64>> {
         let busy_timeout = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn);
         busy_timeout.await.map(Some)
     }
 
-    async fn restore_lock_wait(conn: &mut SqliteConnection, ms: i64) -> sqlx::Result<()> {
+    async fn restore_busy_timeout(conn: &mut SqliteConnection, ms: i64) -> sqlx::Result<()> {
         let restore = format!("PRAGMA busy_timeout = {ms}");
         conn.execute(AssertSqlSafe(restore)).await?;
         Ok(())
