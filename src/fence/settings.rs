@@ -14,8 +14,8 @@ pub(crate) struct Limits {
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
-    /// The timeout of the wait for an idempotency key, if the transaction claims one as its first
-    /// lock.
+    /// The timeout of the wait for an idempotency key, if the transaction reserves one as its
+    /// first lock.
     pub(super) key_timeout: Option<Duration>,
     /// Whether a statement may change many rows. Such a statement gets ten additional minutes.
     pub(super) is_long: bool,
@@ -64,14 +64,14 @@ impl Limits {
     }
 
     /// Returns the maximum duration of a transaction in which no timeout passes. The duration is
-    /// the sum of these timeouts: the claim of an idempotency key, one admission for each lock, the
-    /// hook and the handler, and COMMIT.
+    /// the sum of these timeouts: the reservation of an idempotency key, one admission for each
+    /// lock, the hook and the handler, and COMMIT.
     pub(super) const fn whole(self) -> Duration {
-        let claim = match self.key_timeout {
+        let reservation = match self.key_timeout {
             Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
             None => Duration::ZERO,
         };
-        claim
+        reservation
             .saturating_add(self.statement().saturating_mul(self.locks))
             .saturating_add(self.work())
             .saturating_add(self.answer_timeout)

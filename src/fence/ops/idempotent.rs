@@ -1,7 +1,7 @@
 //! Writes under an idempotency key. Each write is applied once, and each repetition gets the same
 //! response.
 //!
-//! 1. The transaction of the write claims the record of the key, before it takes the row lock of
+//! 1. The transaction of the write reserves the key in a record, before it takes the row lock of
 //!    any resource. Another request with the same key waits for the record until the first request
 //!    has ended.
 //! 2. If the record already exists, no token is checked. A replay is therefore possible although
@@ -23,7 +23,8 @@ use crate::{
         local::QueueKey,
         settings::Limits,
         sql::{
-            Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse,
+            Admit, FenceDatabase, KeyReservation, Record, RecordId, ReservedKey, Reserving,
+            StoredResponse,
         },
         tx::Transaction,
     },
@@ -84,7 +85,7 @@ const LONGEST_MINIMUM: Duration = Duration::from_secs(24 * 60 * 60);
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Opens a transaction, claims the key in it and admits the claims. If the key already has a
+    /// Opens a transaction, reserves the key in it and admits the claims. If the key already has a
     /// response, returns that response instead.
     pub(crate) async fn begin_once(
         &self,
@@ -130,17 +131,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         let first = claims.in_lock_order()[0];
         let plan = Plan::admitting(limits, &claims);
         let opened = self.open(plan, async |transaction| {
-            let claim = ClaimOfKey {
+            let reservation = KeyReservation {
                 id: &id,
                 fingerprint: &fingerprint,
                 ttl_ms,
                 early: transaction.began_early,
                 admit: Admit::new(first, token_use, transaction.limits),
             };
-            let claiming = transaction.claim(async |on| DB::admit_once(on, claim).await);
-            match claiming.await? {
-                Claiming::Claimed { role, admission } => {
-                    transaction.claimed = Some(Box::new(Claimed {
+            let reserving = transaction.reserve(async |on| DB::admit_once(on, reservation).await);
+            match reserving.await? {
+                Reserving::Reserved { role, admission } => {
+                    transaction.reserved_key = Some(Box::new(ReservedKey {
                         id: id.clone(),
                         role,
                     }));
@@ -149,8 +150,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                         self.admit_all(transaction, &claims, token_use, token_use, first);
                     Ok(Ok(admitted.await?))
                 }
-                Claiming::Found(found) => Ok(Err(found)),
-                Claiming::TooEarly => Err(Halt::TooEarly),
+                Reserving::Found(found) => Ok(Err(found)),
+                Reserving::TooEarly => Err(Halt::TooEarly),
             }
         });
         match opened.await {
@@ -159,7 +160,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Ok(Once::First(FencedTx::new(transaction, claims, permits)))
             }
             Ok((_, Err(Some(record)))) => replay(record, fingerprint).map(Once::Replay),
-            // The record expired between two statements of the claim.
+            // The record expired between two statements of the reservation.
             Ok((_, Err(None))) => Err(OnceError::InFlight),
             Err(AdmitError::Busy(cause))
                 if Fault::of(&cause) == Fault::Contention && waits_for_key(&cause) =>
@@ -174,8 +175,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.read(async |on| DB::find_record(on, id).await).await
     }
 
-    /// Returns the stored response of a key without claiming the key. Returns `None` if the key has
-    /// no record.
+    /// Returns the stored response of a key without reserving the key, or `None` if the key has no
+    /// record.
     pub(crate) async fn answered(
         &self,
         request: &KeyedRequest,
@@ -216,8 +217,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Returns whether a claim timed out while it waited for the record of its key, not for the row of
-/// a resource.
+/// Returns whether a reservation timed out while it waited for the record of its key, not for the
+/// row of a resource.
 fn waits_for_key(cause: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = cause.as_database_error()
@@ -227,7 +228,7 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
             .r#where()
             .is_some_and(|context| context.contains("idempotency_keys"));
     }
-    // The claim waited for the lock of SQLite's file, or the pool was exhausted.
+    // The reservation waited for the lock of SQLite's file, or the pool was exhausted.
     _ = cause;
     false
 }
@@ -243,19 +244,19 @@ fn replay(record: Record, fingerprint: [u8; 32]) -> Result<StoredResponse, OnceE
 }
 
 impl<DB: FenceDatabase> Transaction<DB> {
-    /// Stores the response in the record that this transaction has claimed, and commits both.
+    /// Stores the response under the key that this transaction has reserved, and commits both.
     pub(crate) async fn commit_with(
         mut self,
         response: &StoredResponse,
     ) -> Result<(), CommitError> {
         let hooked = self.hooked;
-        if let Some(claimed) = self.claimed.take() {
+        if let Some(reserved) = self.reserved_key.take() {
             let stored = self
                 .run(async |on| {
                     if hooked {
-                        DB::restore_role(on.conn, &claimed.role).await?;
+                        DB::restore_role(on.conn, &reserved.role).await?;
                     }
-                    DB::store_response(on, &claimed.id, response).await
+                    DB::store_response(on, &reserved.id, response).await
                 })
                 .await
                 .map_err(CommitError::before_commit)?;

@@ -32,7 +32,7 @@ pub(crate) use self::{
 };
 pub(in crate::fence) use self::{
     names::{Names, Topology},
-    records::{ClaimOfKey, Claimed, Claiming, Record},
+    records::{KeyReservation, Record, ReservedKey, Reserving},
     transactions::savepoint,
 };
 

@@ -8,15 +8,18 @@ use super::{Admission, Admit, On};
 /// Statements on records.
 #[trait_variant::make(Send)]
 pub(crate) trait Records: Database {
-    /// Claims an idempotency key and admits a token, or finds the record of the key. If a
-    /// transaction of another request has claimed the key, waits for the end of that transaction.
-    async fn admit_once(on: On<'_, Self>, claim: ClaimOfKey<'_>) -> sqlx::Result<Claiming>;
+    /// Reserves an idempotency key and admits a token, or finds the record of the key. If a
+    /// transaction of another request has reserved the key, waits for the end of that transaction.
+    async fn admit_once(
+        on: On<'_, Self>,
+        reservation: KeyReservation<'_>,
+    ) -> sqlx::Result<Reserving>;
 
     /// Reads a record, unless it has expired.
     async fn find_record(on: On<'_, Self>, id: &RecordId) -> sqlx::Result<Option<Record>>;
 
-    /// Adds the response to the record that this transaction has claimed. Returns false if the
-    /// record does not exist.
+    /// Adds the response to the record of the key that this transaction has reserved. Returns false
+    /// if the record does not exist.
     async fn store_response(
         on: On<'_, Self>,
         id: &RecordId,
@@ -44,8 +47,8 @@ pub(crate) struct StoredResponse {
     pub body: Bytes,
 }
 
-/// Record that a transaction has claimed and that has no response yet.
-pub(crate) struct Claimed {
+/// Key that a transaction has reserved, and whose record has no response yet.
+pub(crate) struct ReservedKey {
     pub(in crate::fence) id: RecordId,
     /// The role at the beginning of the transaction. A hook of the application may switch to a role
     /// without privileges on the fence.
@@ -55,7 +58,7 @@ pub(crate) struct Claimed {
 /// Stored record.
 pub(crate) struct Record {
     pub fingerprint: Vec<u8>,
-    /// `None` if the transaction that claimed the key was committed by an SQL statement.
+    /// `None` if the transaction that reserved the key was committed by an SQL statement.
     pub response: Option<StoredResponse>,
 }
 
@@ -75,8 +78,9 @@ impl Record {
     }
 }
 
-/// Claim of a key, together with the admission of the first resource.
-pub(crate) struct ClaimOfKey<'a> {
+/// Reservation of a key, which the SQL functions call a claim, together with the admission of the
+/// first resource.
+pub(crate) struct KeyReservation<'a> {
     pub(in crate::fence) id: &'a RecordId,
     pub(in crate::fence) fingerprint: &'a [u8; 32],
     pub(in crate::fence) ttl_ms: i64,
@@ -85,10 +89,10 @@ pub(crate) struct ClaimOfKey<'a> {
     pub(in crate::fence) admit: Admit<'a>,
 }
 
-/// Outcome of a claim.
-pub(crate) enum Claiming {
-    /// The key was claimed. `role` is the role at the beginning of the transaction.
-    Claimed { role: String, admission: Admission },
+/// Outcome of a reservation.
+pub(crate) enum Reserving {
+    /// The key was reserved. `role` is the role at the beginning of the transaction.
+    Reserved { role: String, admission: Admission },
     /// The existing record, or `None` if the record has just been removed.
     Found(Option<Record>),
     /// The early transaction cannot be used, for example because it began before the last write to

@@ -72,7 +72,7 @@ pub(crate) enum Place<T> {
 impl<DB: FenceDatabase> Slot<DB> {
     /// Creates a slot with a transaction in which `claims` were admitted.
     pub(super) fn new(transaction: Transaction<DB>, claims: Claims, permits: Vec<Permit>) -> Self {
-        let has_key = transaction.claimed.is_some();
+        let has_key = transaction.reserved_key.is_some();
         let held_since = transaction.held_since;
         let contents = Contents {
             id: transaction.id,

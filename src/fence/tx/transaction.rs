@@ -17,7 +17,7 @@ use crate::fence::{
     error::CommitError,
     fault::{Failure, Fault, has_changed_plan},
     settings::Limits,
-    sql::{Begin, Claimed, Committed, On, TransactionId, TransactionManager, Transactions},
+    sql::{Begin, Committed, On, ReservedKey, TransactionId, TransactionManager, Transactions},
 };
 
 pub(crate) struct Transaction<DB: Transactions> {
@@ -30,8 +30,8 @@ pub(crate) struct Transaction<DB: Transactions> {
     pub(in crate::fence) began_early: bool,
     /// The id of the transaction on the server, if a token was admitted in the transaction.
     pub(in crate::fence) id: Option<TransactionId>,
-    /// The idempotency record that the transaction has claimed, until the response is stored in it.
-    pub(in crate::fence) claimed: Option<Box<Claimed>>,
+    /// The idempotency key that the transaction has reserved, until the response is stored.
+    pub(in crate::fence) reserved_key: Option<Box<ReservedKey>>,
     /// Whether a hook of the application has used the connection. The hook may have changed the
     /// role.
     pub(in crate::fence) hooked: bool,
@@ -100,7 +100,7 @@ impl<DB: Transactions> Transaction<DB> {
             limits,
             began_early: false,
             id: None,
-            claimed: None,
+            reserved_key: None,
             hooked: false,
             used: false,
             busy_timeout_ms: None,
@@ -110,7 +110,7 @@ impl<DB: Transactions> Transaction<DB> {
 
     /// Rolls back, and opens a new transaction on the same connection, with these timeouts.
     pub(in crate::fence) async fn restart(&mut self, limits: Limits) -> Result<(), Failure> {
-        self.claimed = None;
+        self.reserved_key = None;
         self.limits = limits;
         self.open(Begin::WithLimits).await
     }
@@ -174,9 +174,9 @@ impl<DB: Transactions> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
-    /// Runs the statements that claim an idempotency key and admit a token. The timeout includes
+    /// Runs the statements that reserve an idempotency key and admit a token. The timeout includes
     /// both lock timeouts.
-    pub(in crate::fence) async fn claim<T>(
+    pub(in crate::fence) async fn reserve<T>(
         &mut self,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {

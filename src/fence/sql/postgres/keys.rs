@@ -1,4 +1,4 @@
-//! Idempotency keys. The statement that admits the token also claims the key, or finds the stored
+//! Idempotency keys. The statement that admits the token also reserves the key, or finds the stored
 //! response.
 
 use sqlx::{Postgres, Row, postgres::PgRow};
@@ -9,40 +9,40 @@ use super::{
 };
 use crate::fence::{
     settings::millis,
-    sql::{ClaimOfKey, Claiming, On, Record, RecordId, Records, StoredResponse},
+    sql::{KeyReservation, On, Record, RecordId, Records, Reserving, StoredResponse},
 };
 
 impl Records for Postgres {
     async fn admit_once(
         On { conn, names }: On<'_, Self>,
-        claim: ClaimOfKey<'_>,
-    ) -> sqlx::Result<Claiming> {
+        reservation: KeyReservation<'_>,
+    ) -> sqlx::Result<Reserving> {
         // An argument of the function depends on the result of `set_config`, so Postgres applies
         // the settings before it calls the function.
-        const CLAIM: &str = concat!(
+        const RESERVE: &str = concat!(
             "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (SELECT (",
             set_timeouts!("$10", "$11", "$12", "$13"),
             ") IS NOT NULL AS made OFFSET 0) AS settings, LATERAL tower_fence.admit_once(\
                  CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9) AS a"
         );
-        let admit = claim.admit;
+        let admit = reservation.admit;
         let settings = Settings::of(admit.limits, conn.server_version_num());
         let key_timeout = admit.limits.key_timeout;
         let key_ms = key_timeout.map_or_else(|| settings.lock_ms.clone(), millis);
-        // On a distributed fence, the function only claims the key.
+        // On a distributed fence, the function only reserves the key.
         let is_distributed = names.is_distributed();
-        if is_distributed && claim.early {
+        if is_distributed && reservation.early {
             // now() may be before the last write to the resource, whose time only the worker knows.
-            return Ok(Claiming::TooEarly);
+            return Ok(Reserving::TooEarly);
         }
         let resource = (!is_distributed).then(|| admit.resource.as_str());
-        let row = sqlx::query(names.sql(CLAIM))
-            .bind(&claim.id.scope[..])
-            .bind(&claim.id.key)
-            .bind(&claim.fingerprint[..])
-            .bind(claim.ttl_ms)
+        let row = sqlx::query(names.sql(RESERVE))
+            .bind(&reservation.id.scope[..])
+            .bind(&reservation.id.key)
+            .bind(&reservation.fingerprint[..])
+            .bind(reservation.ttl_ms)
             .bind(settings.lock_ms)
-            .bind(claim.early)
+            .bind(reservation.early)
             .bind(resource)
             .bind(admit.token.get())
             .bind(admit.is_reusable())
@@ -57,9 +57,9 @@ impl Records for Postgres {
                 row.try_get("role")?,
                 delegate(On::new(conn, names), admit).await?,
             );
-            return Ok(Claiming::Claimed { role, admission });
+            return Ok(Reserving::Reserved { role, admission });
         }
-        claiming(&row)
+        reserving(&row)
     }
 
     async fn find_record(
@@ -100,7 +100,7 @@ impl Records for Postgres {
     }
 }
 
-fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
+fn reserving(row: &PgRow) -> sqlx::Result<Reserving> {
     let outcome: String = row.try_get("outcome")?;
     if outcome == "found" {
         let fingerprint: Option<Vec<u8>> = row.try_get("found_fingerprint")?;
@@ -110,13 +110,13 @@ fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
             row.try_get("body")?,
         );
         let record = |fingerprint| Record::of((fingerprint, status, headers, body));
-        return Ok(Claiming::Found(fingerprint.map(record)));
+        return Ok(Reserving::Found(fingerprint.map(record)));
     } else if outcome == "early" {
-        return Ok(Claiming::TooEarly);
+        return Ok(Reserving::TooEarly);
     }
     let (max_token, by_floor) = (row.try_get("max_token")?, row.try_get("by_floor")?);
     let answer = (outcome, max_token, by_floor, row.try_get("announced")?);
-    Ok(Claiming::Claimed {
+    Ok(Reserving::Reserved {
         role: row.try_get("role")?,
         admission: admission(answer, row.try_get("id")?),
     })

@@ -171,8 +171,8 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn of(limits: Limits, version: Option<u32>) -> Self {
-        // A statement may first wait for a lock. If it claims a key and admits a token, it may wait
-        // for two locks, one after the other.
+        // A statement may first wait for a lock. If it reserves a key and admits a token, it may
+        // wait for two locks, one after the other.
         let waits = limits
             .lock_timeout
             .saturating_add(limits.key_timeout.unwrap_or_default());

@@ -3,32 +3,32 @@
 use sqlx::Sqlite;
 
 use crate::fence::sql::{
-    Admissions, ClaimOfKey, Claiming, On, Record, RecordId, Records, StoredResponse,
+    Admissions, KeyReservation, On, Record, RecordId, Records, Reserving, StoredResponse,
 };
 
 impl Records for Sqlite {
     async fn admit_once(
         On { conn, names }: On<'_, Self>,
-        claim: ClaimOfKey<'_>,
-    ) -> sqlx::Result<Claiming> {
-        const CLAIM: &str = "INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at) \
+        reservation: KeyReservation<'_>,
+    ) -> sqlx::Result<Reserving> {
+        const RESERVE: &str = "INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at) \
              VALUES ($1, $2, $3, CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4) \
              ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, \
                  expires_at = excluded.expires_at, status = NULL, headers = NULL, body = NULL \
              WHERE k.expires_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER)";
-        let claimed = sqlx::query(names.sql(CLAIM))
-            .bind(&claim.id.scope[..])
-            .bind(&claim.id.key)
-            .bind(&claim.fingerprint[..])
-            .bind(claim.ttl_ms)
+        let reserved = sqlx::query(names.sql(RESERVE))
+            .bind(&reservation.id.scope[..])
+            .bind(&reservation.id.key)
+            .bind(&reservation.fingerprint[..])
+            .bind(reservation.ttl_ms)
             .execute(&mut *conn);
-        if claimed.await?.rows_affected() == 0 {
-            let found = Self::find_record(On::new(conn, names), claim.id).await?;
-            return Ok(Claiming::Found(found));
+        if reserved.await?.rows_affected() == 0 {
+            let found = Self::find_record(On::new(conn, names), reservation.id).await?;
+            return Ok(Reserving::Found(found));
         }
-        Ok(Claiming::Claimed {
+        Ok(Reserving::Reserved {
             role: String::new(),
-            admission: Self::admit(On::new(conn, names), claim.admit, false).await?,
+            admission: Self::admit(On::new(conn, names), reservation.admit, false).await?,
         })
     }
 

@@ -24,7 +24,7 @@ pub struct Fate {
 pub struct TransactionId;
 
 pub struct Transaction<DB> {
-    pub claimed: Option<()>,
+    pub reserved_key: Option<()>,
     pub id: Option<TransactionId>,
     pub held_since: Instant,
     pub used: bool,
@@ -35,7 +35,7 @@ pub struct Transaction<DB> {
 impl<DB> Transaction<DB> {
     pub fn begin(fate: &Arc<Fate>) -> Self {
         Self {
-            claimed: None,
+            reserved_key: None,
             id: Some(TransactionId),
             held_since: Instant::now(),
             used: false,
