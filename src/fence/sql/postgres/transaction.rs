@@ -67,11 +67,20 @@ impl Transactions for Postgres {
     }
 
     async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
-        let sql = if begin_next {
-            format!("{}; {}", prove_and_commit(), begin_for_admission(false))
-        } else {
-            format!("{} AND CHAIN", prove_and_commit())
+        // Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which
+        // sqlx treats as a success. RELEASE makes the whole message fail instead, both in an
+        // aborted transaction and outside of the transaction with this savepoint. No cheaper
+        // statement does this in both cases.
+        let commit = format!("RELEASE SAVEPOINT {}; COMMIT", savepoint());
+        // The same message begins a further transaction, so that sqlx's count of nested
+        // transactions stays correct. If the next write can use that transaction, it saves a round
+        // trip. Otherwise the ROLLBACK of that transaction is sent together with the pool's own
+        // test of the connection.
+        let sql = match begin_next {
+            true => format!("{commit}; {}", begin_for_admission(false)),
+            false => format!("{commit} AND CHAIN"),
         };
+        // The first two responses confirm RELEASE and COMMIT.
         let mut confirmed = 0;
         let mut answers = conn.fetch_many(AssertSqlSafe(sql));
         while let Some(answer) = answers.next().await {
@@ -245,19 +254,6 @@ fn begin_with_limits(version: Option<u32>, limits: Limits) -> String {
     sql.push_str("; SAVEPOINT ");
     sql.push_str(savepoint());
     sql
-}
-
-/// Returns the statements that prove that the transaction is intact, and commit it.
-///
-/// Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx
-/// treats as a success. RELEASE makes the whole message fail instead, both in an aborted
-/// transaction and outside of the transaction with this savepoint. No cheaper statement does this
-/// in both cases. [`Transactions::commit`] begins a further transaction in the same message, so
-/// that sqlx's count of nested transactions stays correct. If the next write can use that
-/// transaction, it saves a round trip. Otherwise the ROLLBACK of that transaction is sent together
-/// with the pool's own test of the connection.
-fn prove_and_commit() -> String {
-    format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
 
 #[cfg(test)]
