@@ -3,10 +3,7 @@
 
 use tokio::time::Instant;
 
-use super::{
-    setup::check_once,
-    transact::{Halt, Plan},
-};
+use super::transact::{Halt, Plan, ensure_checked};
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
@@ -126,7 +123,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
     ) -> Result<(), AdmitError> {
         let names = &self.connections.names;
-        check_once::<DB>(On::new(conn, names)).await?;
+        ensure_checked::<DB>(On::new(conn, names)).await?;
         let claim = Claim::new(resource.clone(), token);
         let admit = Admit::new(&claim, token_use, self.limits);
         let mut admission = DB::admit_only(On::new(conn, names), admit)

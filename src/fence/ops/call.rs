@@ -57,7 +57,7 @@ impl Calls for Fence<Postgres> {
     }
 
     fn prefix(&self) -> CallFuture<'_, String> {
-        Box::pin(async { Ok(self.known_names().await?.prefix().to_owned()) })
+        Box::pin(async { Ok(self.checked_names().await?.prefix().to_owned()) })
     }
 
     fn session_options(&self) -> Option<PgConnectOptions> {
@@ -94,7 +94,7 @@ impl Fence<Postgres> {
         statements: Statements<'_>,
         lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
-        let names = self.known_names().await?;
+        let names = self.checked_names().await?;
         let sql = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; {}",
             millis(lock_timeout),
@@ -117,7 +117,7 @@ impl Fence<Postgres> {
         call: &FunctionCall<'_>,
         lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
-        let names = self.known_names().await?;
+        let names = self.checked_names().await?;
         let sql = prepared(call, names.prefix());
         let lock_ms = millis(lock_timeout);
         let called = StandaloneStatement::ready(&self.connections, self.limits)

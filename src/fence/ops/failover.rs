@@ -98,7 +98,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &'a Claims,
     ) -> Pin<Box<dyn Future<Output = Result<(), AdmitError>> + Send + 'a>> {
         Box::pin(async move {
-            if !self.known_names().await?.is_distributed() {
+            if !self.checked_names().await?.is_distributed() {
                 return self.catch_up_each(claims).await;
             }
             let until = after(self.limits.lock_timeout);

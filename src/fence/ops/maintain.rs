@@ -56,7 +56,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         loop {
             let now = turns.tick().await;
             removed("keys", self.remove_expired_keys().await);
-            let names = self.known_names().await;
+            let names = self.checked_names().await;
             if !names.is_ok_and(|names| names.is_distributed())
                 && last_search.is_none_or(|last| now - last >= BETWEEN_SEARCHES)
                 && removed("resources", self.remove_idle(IDLE, u64::MAX).await)

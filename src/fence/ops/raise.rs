@@ -2,12 +2,14 @@
 
 use super::transact::{Halt, Plan};
 use crate::{
+    chain::Chain,
     fence::{
         Fence, TokenUse,
         claims::{Claim, Claims},
         error::{AdmitError, StaleToken},
-        sql::FenceDatabase,
-        tx::Transaction,
+        fault::Failure,
+        sql::{FenceDatabase, TransactionId},
+        tx::{StandaloneStatement, Transaction},
     },
     token::{Resource, Token},
 };
@@ -57,6 +59,21 @@ impl<DB: FenceDatabase> Fence<DB> {
         // Do not wait in the queues, because the inaccessible transaction may still hold the
         // permits.
         self.raise_by(None, claims).await.map(drop)
+    }
+
+    /// Terminates a transaction that a task of the application still holds after its request has
+    /// ended, so that the fence can be raised. If this fails, the transaction ends after its
+    /// timeouts.
+    pub(crate) async fn terminate(&self, id: TransactionId) {
+        let terminate = async {
+            StandaloneStatement::ready(&self.connections, self.limits)
+                .await?
+                .run(async |on| DB::terminate(on.conn, id).await)
+                .await
+        };
+        if let Err(Failure { cause, .. }) = terminate.await {
+            tracing::error!(error = %Chain(&cause), "cannot end an escaped transaction");
+        }
     }
 
     /// Raises several resources in one transaction, in the open one if there is one. If one token

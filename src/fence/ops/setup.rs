@@ -3,16 +3,12 @@
 
 use sqlx::migrate::MigrateError;
 
-use crate::{
-    chain::Chain,
-    fence::{
-        Fence,
-        error::AdmitError,
-        fault::Failure,
-        sql::{Begin, FenceDatabase, Names, On, TransactionId},
-        tx::{StandaloneStatement, Transaction},
-    },
-    token::Resource,
+use crate::fence::{
+    Fence,
+    error::AdmitError,
+    fault::Failure,
+    sql::{Begin, FenceDatabase, On},
+    tx::Transaction,
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -48,7 +44,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         DB::migrate(On::new(&mut *conn, names), self.failover_detection).await?;
         DB::check(On::new(&mut *conn, names)).await?;
         // The requests may have another role, so the next use of the fence checks it again.
-        names.check_again();
+        names.require_check();
         Ok(())
     }
 
@@ -96,46 +92,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub fn schema_sql(&self) -> String {
         DB::schema_sql(&self.connections.names, self.failover_detection)
     }
-
-    /// Returns `max_token`, the highest stale token of a resource, or `None` if no token is stale.
-    ///
-    /// For a resource without a row, this is the floor of its partition; see
-    /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, and the
-    /// resource has not been used since, higher tokens are stale as well; see
-    /// [`after_failover`](Self::after_failover).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`begin`](Self::begin) except [`AdmitError::Stale`].
-    pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
-        self.read(async |on| DB::max_token(on, resource).await)
-            .await
-    }
-
-    /// Terminates a transaction that a task of the application still holds after its request has
-    /// ended, so that the fence can be raised. If this fails, the transaction ends after its
-    /// timeouts.
-    pub(crate) async fn terminate(&self, id: TransactionId) {
-        let terminate = async {
-            StandaloneStatement::ready(&self.connections, self.limits)
-                .await?
-                .run(async |on| DB::terminate(on.conn, id).await)
-                .await
-        };
-        if let Err(Failure { cause, .. }) = terminate.await {
-            tracing::error!(error = %Chain(&cause), "cannot end an escaped transaction");
-        }
-    }
-
-    /// Returns the names of the fence. If the fence has not been checked yet, opens a transaction
-    /// for the check.
-    pub(super) async fn known_names(&self) -> Result<&Names, AdmitError> {
-        let names = &self.connections.names;
-        if !names.is_checked() {
-            self.read(async |_| Ok(())).await?;
-        }
-        Ok(names)
-    }
 }
 
 #[cfg(feature = "postgres")]
@@ -168,15 +124,7 @@ impl Fence<sqlx::Postgres> {
             .await?;
         // The check at the next use of the fence finds the rows on the workers.
         names.set_topology(crate::fence::sql::Topology::Distributed);
-        names.check_again();
+        names.require_check();
         Ok(distributed)
-    }
-}
-
-/// Checks that the fence can be used, unless an earlier check has passed.
-pub(super) async fn check_once<DB: FenceDatabase>(on: On<'_, DB>) -> Result<(), Failure> {
-    match on.names.is_checked() || DB::check(on).await? {
-        true => Ok(()),
-        false => Err(Failure::not_migrated()),
     }
 }

@@ -52,6 +52,21 @@ impl FenceState {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
+    /// Returns `max_token`, the highest stale token of a resource, or `None` if no token is stale.
+    ///
+    /// For a resource without a row, this is the floor of its partition; see
+    /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, and the
+    /// resource has not been used since, higher tokens are stale as well; see
+    /// [`after_failover`](Self::after_failover).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`begin`](Self::begin) except [`AdmitError::Stale`].
+    pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
+        self.read(async |on| DB::max_token(on, resource).await)
+            .await
+    }
+
     /// Reads the state of the fence for a resource.
     ///
     /// The result is for operators, and contains more details than that of

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::setup::check_once;
 use crate::{
     chain::Chain,
     fence::{
@@ -25,7 +24,7 @@ use crate::{
         error::AdmitError,
         fault::{Failure, Fault},
         settings::Limits,
-        sql::{Begin, FenceDatabase, On},
+        sql::{Begin, FenceDatabase, Names, On},
         tx::Transaction,
     },
     time::after,
@@ -101,7 +100,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 None => Transaction::begin(&self.connections, limits, plan.begin).await?,
             };
             let began = Instant::now();
-            let checked = transaction.run(async |on| Ok(check_once::<DB>(on).await));
+            let checked = transaction.run(async |on| Ok(ensure_checked::<DB>(on).await));
             checked.await??;
             let attempt = statements.clone();
             match attempt(&mut transaction).await {
@@ -170,13 +169,31 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(outcome)
     }
 
+    /// Returns the names of the fence. If the fence has not been checked yet, opens a transaction
+    /// for the check.
+    pub(super) async fn checked_names(&self) -> Result<&Names, AdmitError> {
+        let names = &self.connections.names;
+        if !names.is_checked() {
+            self.read(async |_| Ok(())).await?;
+        }
+        Ok(names)
+    }
+
     /// Returns the timeouts of a transaction that, on a distributed fence, updates all rows of a
     /// worker.
     pub(super) async fn limits_on_workers(&self) -> Result<Limits, AdmitError> {
-        Ok(match self.known_names().await?.is_distributed() {
+        Ok(match self.checked_names().await?.is_distributed() {
             true => self.limits.long(),
             false => self.limits,
         })
+    }
+}
+
+/// Checks that the fence can be used, unless an earlier check has passed.
+pub(super) async fn ensure_checked<DB: FenceDatabase>(on: On<'_, DB>) -> Result<(), Failure> {
+    match on.names.is_checked() || DB::check(on).await? {
+        true => Ok(()),
+        false => Err(Failure::not_migrated()),
     }
 }
 

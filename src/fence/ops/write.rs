@@ -217,7 +217,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     async fn can_write_single(&self) -> Result<bool, AdmitError> {
         Ok(DB::HAS_SINGLE
             && !self.limits.transaction_pooling
-            && !self.known_names().await?.has_workers())
+            && !self.checked_names().await?.has_workers())
     }
 }
 

@@ -75,7 +75,7 @@ impl Names {
     }
 
     /// Records that the fence has passed its check.
-    pub(in crate::fence) fn checked(&self, topology: Topology) {
+    pub(in crate::fence) fn mark_checked(&self, topology: Topology) {
         self.set_topology(topology);
         // A task that reads this value also reads the topology.
         self.needs_check.store(false, Release);
@@ -89,7 +89,7 @@ impl Names {
 
     /// Makes the next use of the fence check it again. Until then, transactions that are open use
     /// the topology that is known.
-    pub(in crate::fence) fn check_again(&self) {
+    pub(in crate::fence) fn require_check(&self) {
         self.needs_check.store(true, Release);
     }
 

@@ -150,7 +150,7 @@ impl Setup for Postgres {
             true => check_citus(On::new(conn, names)).await?,
             false => Topology::SingleServer,
         };
-        names.checked(topology);
+        names.mark_checked(topology);
         Ok(true)
     }
 

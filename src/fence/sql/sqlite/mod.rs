@@ -101,7 +101,7 @@ impl Setup for Sqlite {
     }
 
     async fn check(On { names, .. }: On<'_, Self>) -> sqlx::Result<bool> {
-        names.checked(Topology::SingleServer);
+        names.mark_checked(Topology::SingleServer);
         Ok(true)
     }
 
