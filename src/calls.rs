@@ -30,7 +30,7 @@ pub(crate) trait Calls: Send + Sync {
     /// pooler.
     ///
     /// If the future is dropped while the statements run, they may still take effect.
-    fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>>;
+    fn run_statements<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>>;
 
     /// Calls a function, as one transaction at READ COMMITTED and in one round trip, and returns
     /// its rows. The statement is prepared, unless a pooler could prepare it on one server
@@ -48,7 +48,7 @@ pub(crate) trait Calls: Send + Sync {
     fn session_options(&self) -> Option<PgConnectOptions>;
 
     /// Returns the timeout for a response of the database.
-    fn answer_wait(&self) -> Duration;
+    fn answer_timeout(&self) -> Duration;
 }
 
 /// Function that builds the statements for a prefix.

@@ -18,10 +18,10 @@ use crate::{
 };
 
 impl Calls for Fence<Postgres> {
-    fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>> {
+    fn run_statements<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>> {
         Box::pin(async move {
             let lock_timeout = self.limits.lock_timeout;
-            Ok(self.call_statements(statements, lock_timeout).await?)
+            Ok(self.attempt_statements(statements, lock_timeout).await?)
         })
     }
 
@@ -29,14 +29,14 @@ impl Calls for Fence<Postgres> {
         Box::pin(async move {
             let lock_timeout = self.limits.lock_timeout;
             let Some(resource) = call.resource.filter(|_| lock_timeout > MOMENT) else {
-                return Ok(self.call_within(&call, lock_timeout).await?);
+                return Ok(self.attempt(&call, lock_timeout).await?);
             };
             let until = after(lock_timeout);
             let queue = QueueKey::Call(call.function, call.assigns_token, resource.clone());
             // While earlier calls are blocked, even a short attempt would only occupy a connection.
             // Many such attempts would leave no connection for other resources.
             if !self.queues.is_blocked(&queue) {
-                match self.call_within(&call, MOMENT).await {
+                match self.attempt(&call, MOMENT).await {
                     Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
                     outcome => return Ok(outcome?),
                 }
@@ -48,7 +48,7 @@ impl Calls for Fence<Postgres> {
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
             let _permit = permit.map_err(|_| AdmitError::from(Failure::in_use()))?;
             let left = until.saturating_duration_since(Instant::now());
-            let called = self.call_within(&call, left).await;
+            let called = self.attempt(&call, left).await;
             if !matches!(&called, Err(AdmitError::Busy(cause)) if is_locked(cause)) {
                 self.queues.unblock(&queue);
             }
@@ -65,7 +65,7 @@ impl Calls for Fence<Postgres> {
         (!self.limits.transaction_pooling).then(options)
     }
 
-    fn answer_wait(&self) -> Duration {
+    fn answer_timeout(&self) -> Duration {
         self.limits.answer_timeout
     }
 }
@@ -74,22 +74,23 @@ impl Calls for Fence<Postgres> {
 const MOMENT: Duration = Duration::from_millis(50);
 
 impl Fence<Postgres> {
-    async fn call_within(
+    /// Calls the function once: in a prepared statement if possible, otherwise with literals.
+    async fn attempt(
         &self,
         call: &FunctionCall<'_>,
         lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
         if !self.limits.transaction_pooling && !call.arguments.is_empty() {
-            let rows = self.call_prepared(call, lock_timeout).await?;
+            let rows = self.attempt_prepared(call, lock_timeout).await?;
             if !rows.is_empty() {
                 return Ok(rows);
             }
         }
         let statements = Box::new(|prefix: &str| in_literals(call, prefix));
-        self.call_statements(statements, lock_timeout).await
+        self.attempt_statements(statements, lock_timeout).await
     }
 
-    async fn call_statements(
+    async fn attempt_statements(
         &self,
         statements: Statements<'_>,
         lock_timeout: Duration,
@@ -112,7 +113,7 @@ impl Fence<Postgres> {
     /// Calls the function in a prepared statement. Returns no row if the function was not called.
     /// In that case, either the session's isolation level is stricter than READ COMMITTED, or a
     /// pooler has prepared the statement on one server connection and executed it on another.
-    async fn call_prepared(
+    async fn attempt_prepared(
         &self,
         call: &FunctionCall<'_>,
         lock_timeout: Duration,

@@ -255,7 +255,8 @@ impl Functions {
                  FROM {prefix}held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )
         };
-        self.database.call(Box::new(sql)).await.map_err(failed)
+        let rows = self.database.run_statements(Box::new(sql)).await;
+        rows.map_err(failed)
     }
 
     /// Calls a function that assigns no token. Its COMMIT need not wait for the disk.

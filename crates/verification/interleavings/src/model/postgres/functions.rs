@@ -21,7 +21,7 @@ pub trait LeaseDatabase: Send + Sync + 'static {
         Some(PgConnectOptions(self.server().clone()))
     }
 
-    fn answer_wait(&self) -> Duration {
+    fn answer_timeout(&self) -> Duration {
         Duration::from_millis(50)
     }
 }
