@@ -7,13 +7,17 @@ use super::claims::Claims;
 /// Additional time for a statement that may change many rows.
 const LONG_STATEMENT: Duration = Duration::from_secs(600);
 
-/// Timeouts of a fence and of a transaction.
+/// Timeouts and other settings of a fence, and the properties of one of its transactions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
+    // Settings of the fence.
     pub(crate) pool_timeout: Duration,
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
+    /// Whether a pooler assigns a server connection to each transaction.
+    pub(super) transaction_pooling: bool,
+    // Properties of one transaction.
     /// The timeout of the wait for an idempotency key, if the transaction reserves one as its
     /// first lock.
     pub(super) key_timeout: Option<Duration>,
@@ -23,8 +27,6 @@ pub(crate) struct Limits {
     pub(super) locks: u32,
     /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
     pub(super) durable: bool,
-    /// Whether a pooler assigns a server connection to each transaction.
-    pub(super) transaction_pooling: bool,
 }
 
 impl Limits {
@@ -85,11 +87,11 @@ impl Default for Limits {
             lock_timeout: Duration::from_secs(5),
             hold_timeout: Duration::from_secs(10),
             answer_timeout: Duration::from_secs(5),
+            transaction_pooling: false,
             key_timeout: None,
             is_long: false,
             locks: 1,
             durable: false,
-            transaction_pooling: false,
         }
     }
 }
