@@ -137,6 +137,7 @@
 //!   resources, and malformed requests (at INFO), are logged in the same way, in separate lines.
 //!   The metrics count every refusal.
 
+mod claims;
 mod extract;
 mod failure;
 mod idempotency;

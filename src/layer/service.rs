@@ -29,6 +29,7 @@ use tracing::{Instrument, Span, field::Empty};
 
 use super::{
     FenceLayer,
+    claims::claims,
     extract::Passed,
     failure,
     idempotency::Idempotency,
@@ -36,7 +37,7 @@ use super::{
     pending::PendingWrite,
     refusal::Refusal,
     report,
-    resource::{ResourceError, ResourceFrom, claims},
+    resource::{ResourceError, ResourceFrom},
     settle::{run_handler, settle},
     stored::replay,
     verdict::CommitIf,
