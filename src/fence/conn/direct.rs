@@ -36,7 +36,7 @@ const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
 /// The pool, and the number of this fence's acquisitions that may be opening a connection.
 pub(super) struct Direct<DB: Transactions> {
     pub(super) pool: Pool<DB>,
-    opening: Arc<AtomicU32>,
+    openings: Arc<AtomicU32>,
     /// The time at which the idle connections were last closed.
     closed: Mutex<Option<Instant>>,
 }
@@ -45,7 +45,7 @@ impl<DB: Transactions> Direct<DB> {
     pub(super) fn new(pool: Pool<DB>) -> Self {
         Self {
             pool,
-            opening: Arc::default(),
+            openings: Arc::default(),
             closed: Mutex::default(),
         }
     }
@@ -89,16 +89,16 @@ impl<DB: Transactions> Direct<DB> {
                 }
                 Err(self.unavailable(error))
             }
-            Err(error) => Err(self.refusal(error)),
+            Err(error) => Err(self.no_connection(error)),
         }
     }
 
     /// Returns the failure for a request that got no connection.
-    pub(super) fn refusal(&self, error: sqlx::Error) -> Failure {
+    pub(super) fn no_connection(&self, error: sqlx::Error) -> Failure {
         // The pool times out both if it is exhausted and if the database is unreachable, because
         // sqlx tries to connect until the timeout. Only an exhausted pool counts as busy.
         match error {
-            sqlx::Error::PoolTimedOut if self.free() + self.opening.load(SeqCst) == 0 => {
+            sqlx::Error::PoolTimedOut if self.free() + self.openings.load(SeqCst) == 0 => {
                 error.into()
             }
             error => self.unavailable(error),
@@ -118,9 +118,9 @@ impl<DB: Transactions> Direct<DB> {
     }
 
     /// Counts an acquisition that may have to open a connection, until the guard is dropped.
-    pub(super) fn opening(&self) -> Option<Opening> {
+    pub(super) fn count_opening(&self) -> Option<Opening> {
         let may_open = self.pool.num_idle() == 0 && self.free() > 0;
-        may_open.then(|| Opening::new(Arc::clone(&self.opening)))
+        may_open.then(|| Opening::new(Arc::clone(&self.openings)))
     }
 }
 
@@ -145,9 +145,9 @@ pub(in crate::fence) fn with_address<DB: Transactions>(
 pub(super) struct Opening(Arc<AtomicU32>);
 
 impl Opening {
-    fn new(count: Arc<AtomicU32>) -> Self {
-        count.fetch_add(1, SeqCst);
-        Self(count)
+    fn new(openings: Arc<AtomicU32>) -> Self {
+        openings.fetch_add(1, SeqCst);
+        Self(openings)
     }
 }
 
@@ -187,10 +187,10 @@ impl<DB: Transactions> Acquisition<DB> {
         // Read these values only here, at the start. If they were read later, the acquisition could
         // seem to be in the queue although its connection is being tested or opened.
         let queued = direct.free() == 0 && direct.pool.num_idle() == 0;
-        let opening = direct.opening();
+        let guard = direct.count_opening();
         let acquiring = direct.pool.acquire();
         let rest = async move {
-            let _opening = opening;
+            let _guard = guard;
             acquiring.await
         };
         Self {

@@ -112,7 +112,7 @@ pub const MUTANTS: &[Mutant] = &[
         name: "direct: free capacity is checked twice",
         file: "fence/conn/direct.rs",
         code: "direct.free() == 0 && direct.pool.num_idle() == 0",
-        broken: "direct.opening().is_none() && direct.pool.num_idle() == 0",
+        broken: "direct.count_opening().is_none() && direct.pool.num_idle() == 0",
     },
     Mutant {
         name: "queue: the first write to leave removes the queue",

@@ -64,7 +64,7 @@ impl<DB: Transactions> Reuse<DB> {
     /// than [`ORPHAN_LIFETIME`], or if the pool is closed.
     async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
         let pool = &self.direct.pool;
-        let _opening = self.direct.opening();
+        let _guard = self.direct.count_opening();
         let mut acquiring = pin!(pool.acquire());
         let mut wanted = Instant::now();
         loop {

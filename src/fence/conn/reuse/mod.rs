@@ -91,10 +91,10 @@ impl<DB: Transactions> Reuse<DB> {
             };
             self.start_acquirer();
             match timeout_at(until, turn).await {
-                Ok(Ok(taken)) => return taken.map_err(|error| direct.refusal(error)),
+                Ok(Ok(taken)) => return taken.map_err(|error| direct.no_connection(error)),
                 // The task that acquires connections has ended together with its runtime.
                 Ok(Err(_)) => yield_now().await,
-                Err(_) => return Err(direct.refusal(sqlx::Error::PoolTimedOut)),
+                Err(_) => return Err(direct.no_connection(sqlx::Error::PoolTimedOut)),
             }
         }
     }
