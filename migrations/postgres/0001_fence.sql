@@ -584,6 +584,7 @@ DECLARE
     raised_to bigint;
     current_token bigint;
 BEGIN
+    -- For a valid token, this comparison costs less than a call to check_token().
     IF (try_admit.token BETWEEN 1 AND 999999999999999) IS NOT TRUE THEN
         PERFORM tower_fence.check_token(try_admit.token);
     END IF;

@@ -688,6 +688,8 @@ BEGIN
     here := tower_fence.current_history();
     UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = l.unchanged_histories || here
     WHERE l.history = before;
+    -- run_command_on_all_nodes() uses other connections, which do not see the new current_history()
+    -- before the end of this transaction, so the command repeats the body of that function.
     FOR shard IN
         SELECT s.shardid, s.shardminvalue::integer AS lowest, s.shardmaxvalue::integer AS highest, n.result, n.success
         FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
