@@ -12,9 +12,39 @@ mod slot;
 mod standalone;
 mod transaction;
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 pub use self::fenced::FencedTx;
 pub(super) use self::standalone::StandaloneStatement;
 pub(crate) use self::{
     slot::{Contents, Place, Slot},
     transaction::Transaction,
 };
+use super::{
+    conn::Connections,
+    fault::{Failure, Fault},
+    sql::Transactions,
+};
+
+/// Waits for the response to a statement.
+async fn response<T>(
+    within: Duration,
+    statement: impl Future<Output = sqlx::Result<T>>,
+) -> Result<T, Failure> {
+    match timeout(within, statement).await {
+        Ok(response) => response.map_err(Failure::from),
+        Err(_) => Err(Failure::silent()),
+    }
+}
+
+/// Returns whether the connection must not be used again after this failure of a statement. When a
+/// connection is closed, the server cancels its statement. If the session cannot write, this
+/// function also closes the idle connections of the pool.
+fn breaks_connection<DB: Transactions>(failure: &Failure, connections: &Connections<DB>) -> bool {
+    if failure.is_read_only() {
+        connections.close_idle();
+    }
+    failure.fault.is_gone() || failure.fault == Fault::Silent
+}

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
-
-use super::clean_up::CleanUp;
+use super::{breaks_connection, clean_up::CleanUp, response};
 use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
     fault::Failure,
@@ -81,20 +79,9 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         self.phase = Phase::UnderWay;
         let conn: &mut DB::Connection = self.checked_out.as_mut().expect(HELD);
         let on = On::new(conn, &self.connections.names);
-        let answer = timeout(within, statement(on)).await;
-        let Ok(outcome) = answer else {
-            // When the connection is closed, the server cancels the statement.
-            self.phase = Phase::Broken;
-            return Err(Failure::silent());
-        };
-        let outcome = outcome.map_err(Failure::from);
+        let outcome = response(within, statement(on)).await;
         self.phase = match &outcome {
-            Err(failure) if failure.fault.is_gone() => {
-                if failure.is_read_only() {
-                    self.connections.close_idle();
-                }
-                Phase::Broken
-            }
+            Err(failure) if breaks_connection(failure, &self.connections) => Phase::Broken,
             _ => Phase::Clean,
         };
         outcome
@@ -107,8 +94,7 @@ async fn stand_alone<DB: Transactions>(
     checked_out: &mut CheckedOut<DB>,
     within: Duration,
 ) -> Result<(), Failure> {
-    let left = timeout(within, DB::leave_transaction(checked_out)).await;
-    left.map_err(|_| Failure::silent())??;
+    response(within, DB::leave_transaction(checked_out)).await?;
     checked_out.is_alone = true;
     Ok(())
 }

@@ -11,7 +11,11 @@ use std::time::Duration;
 use sqlx::Connection;
 use tokio::time::{Instant, timeout};
 
-use super::clean_up::{CleanUp, GRACE};
+use super::{
+    breaks_connection,
+    clean_up::{CleanUp, GRACE},
+    response,
+};
 use crate::fence::{
     conn::{self, CheckedOut, Connections, Origin},
     error::CommitError,
@@ -145,24 +149,18 @@ impl<DB: Transactions> Transaction<DB> {
             let limits = self.limits;
             DB::begin(self.connection_mut(), limits, begin).await
         };
-        match timeout(within, opening).await {
-            Ok(Ok(())) => {
-                self.phase = Phase::Open;
-                Ok(())
-            }
-            Ok(Err(error)) => {
-                let failure = Failure::from(error);
-                if failure.fault.is_gone() {
-                    self.phase = Phase::Broken;
-                }
-                Err(failure)
-            }
-            Err(_) => {
+        let opened = response(within, opening).await;
+        match &opened {
+            Ok(()) => self.phase = Phase::Open,
+            Err(failure) if breaks_connection(failure, &self.connections) => {
                 self.phase = Phase::Broken;
-                self.connections.close_idle();
-                Err(Failure::silent())
+                if failure.fault == Fault::Silent {
+                    self.connections.close_idle();
+                }
             }
+            Err(_) => {}
         }
+        opened
     }
 
     /// Runs statements of the fence, within the timeout of a statement that takes a row lock.
@@ -202,28 +200,18 @@ impl<DB: Transactions> Transaction<DB> {
     ) -> Result<T, Failure> {
         let conn: &mut DB::Connection = self.checked_out.as_mut().expect(HELD);
         let on = On::new(conn, &self.connections.names);
-        match timeout(within, statements(on)).await {
-            Ok(outcome) => outcome.map_err(|error| {
-                if has_changed_plan(&error) {
-                    // The statement can be repeated on another connection.
-                    self.phase = Phase::Broken;
-                    return Failure::from(error).with_fault(Fault::Collision);
-                }
-                let failure = Failure::from(error);
-                if failure.fault.is_gone() {
-                    self.phase = Phase::Broken;
-                }
-                if failure.is_read_only() {
-                    self.connections.close_idle();
-                }
-                failure
-            }),
-            Err(_) => {
-                // When the connection is closed, the server cancels the statement.
+        let outcome = response(within, statements(on)).await;
+        outcome.map_err(|failure| {
+            if has_changed_plan(&failure.cause) {
+                // The statement can be repeated on another connection.
                 self.phase = Phase::Broken;
-                Err(Failure::silent())
+                return failure.with_fault(Fault::Collision);
             }
-        }
+            if breaks_connection(&failure, &self.connections) {
+                self.phase = Phase::Broken;
+            }
+            failure
+        })
     }
 
     /// Returns whether the transaction is open and has no open nested transaction.
@@ -250,11 +238,7 @@ impl<DB: Transactions> Transaction<DB> {
         }
         let sent = Instant::now();
         let conn = self.connection_mut();
-        let committed = match timeout(answer_timeout, DB::commit(conn, begin_next)).await {
-            Ok(answer) => answer.map_err(Failure::from),
-            Err(_) => Err(Failure::silent()),
-        };
-        match committed {
+        match response(answer_timeout, DB::commit(conn, begin_next)).await {
             Ok(Committed::Clean) => self.phase = self.restore_busy_timeout().await,
             Ok(Committed::Broken) => self.phase = Phase::Broken,
             Ok(Committed::Begun) => {
