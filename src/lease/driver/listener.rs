@@ -11,7 +11,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::Turns;
+use super::{Store, Turns};
 use crate::{
     chain::Chain,
     lease::{Backend, LeaseError},
@@ -49,10 +49,10 @@ impl Listener {
     /// sends them.
     pub(super) async fn listen<B: Backend>(
         &self,
-        backend: &Arc<B>,
+        store: &Arc<Store<B>>,
     ) -> Result<Arc<str>, LeaseError> {
         let mut state = self.turns.0.hears.subscribe();
-        self.begin(backend);
+        self.begin(store);
         self.turns.0.wanted.notify_one();
         let hears = timeout(LISTEN_TIMEOUT, state.wait_for(Option::is_some)).await;
         let hears = hears.ok().and_then(Result::ok);
@@ -61,11 +61,11 @@ impl Listener {
     }
 
     /// Starts the task unless it is running.
-    fn begin<B: Backend>(&self, backend: &Arc<B>) {
+    fn begin<B: Backend>(&self, store: &Arc<Store<B>>) {
         // No code panics while the lock is held.
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(AbortHandle::is_finished) {
-            let hearing = hear(Arc::clone(backend), self.turns.clone());
+            let hearing = hear(Arc::clone(store), self.turns.clone());
             *task = Some(tokio::spawn(hearing).abort_handle());
         }
     }
@@ -80,12 +80,12 @@ impl Drop for Listener {
     }
 }
 
-async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
+async fn hear<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
     let state = &turns.0.hears;
     loop {
         // The connection is opened only when a request waits.
         turns.0.wanted.notified().await;
-        let listened = backend.listen(&turns).await;
+        let listened = store.backend.listen(&turns).await;
         if matches!(&*state.borrow(), Some(Ok(_))) {
             state.send_replace(None);
             // Each request retries and receives its position, its grant, or an error.

@@ -60,7 +60,7 @@ pub struct Driver<B> {
 
 /// Backend, and the highest states of its counters that this process has seen.
 struct Store<B> {
-    backend: Arc<B>,
+    backend: B,
     counters: Option<Arc<KnownCounters>>,
 }
 
@@ -78,7 +78,7 @@ impl<B: Backend> Driver<B> {
 
     pub(super) fn build(backend: B, epochs: Option<Arc<dyn Epochs>>) -> Self {
         let store = Store {
-            backend: Arc::new(backend),
+            backend,
             counters: epochs.map(KnownCounters::new),
         };
         Self::with_queue(Arc::new(store), MAX_WAITERS)
@@ -123,7 +123,7 @@ impl<B: Backend> Driver<B> {
     #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub(super) fn with_backend(self, backend: B) -> Self {
         let store = Store {
-            backend: Arc::new(backend),
+            backend,
             counters: self.store.counters.clone(),
         };
         Self::with_queue(Arc::new(store), self.turns.0.max_waiters)
@@ -132,7 +132,7 @@ impl<B: Backend> Driver<B> {
     /// Makes sure that the store notifies this process of turns in the queue of the resource.
     /// Returns the name under which the store does so.
     async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
-        let listener = self.listener.listen(&self.store.backend).await?;
+        let listener = self.listener.listen(&self.store).await?;
         self.store.backend.follow(resource).await?;
         Ok(listener)
     }
