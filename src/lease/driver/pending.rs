@@ -171,7 +171,7 @@ impl<B: Backend> Pending<B> {
                     } else {
                         // The store has no queue, so the first waiting request of this process
                         // polls.
-                        turns.blocked(&self.resource, jitter(pause));
+                        turns.retry_in(&self.resource, jitter(pause));
                     }
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
@@ -202,7 +202,7 @@ impl<B: Backend> Pending<B> {
                 }
                 Ok(other) => return Err(unexpected(&other)),
                 Err(LeaseError::Unavailable(_)) if is_poll && !is_late => {
-                    turns.blocked(&self.resource, PAUSE_AFTER_FAILED_POLL);
+                    turns.retry_in(&self.resource, PAUSE_AFTER_FAILED_POLL);
                     poll_at = Some(after(PAUSE_AFTER_FAILED_POLL));
                 }
                 Err(error) => {
@@ -309,7 +309,7 @@ impl<B: Backend> Pending<B> {
     /// Keeps the requests of this process from retrying while the resource is blocked.
     fn sleep_while_blocked(&self, left: Duration) {
         if let Some(position) = &self.position {
-            position.blocked(left);
+            position.retry_within(left);
         }
     }
 

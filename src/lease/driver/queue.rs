@@ -230,13 +230,13 @@ impl Turns {
     pub fn call_in(&self, ticket: i64, left: Duration) {
         let waiter = self.queues().by_ticket.get(&ticket).cloned();
         if let Some(waiter) = waiter {
-            self.blocked(&waiter.resource, left);
+            self.retry_in(&waiter.resource, left);
         }
     }
 
     /// Records how long a resource stays blocked, unless the lease is released or renewed. After
     /// that time, one request of this process retries. This time replaces an earlier one.
-    pub fn blocked(&self, resource: &Resource, left: Duration) {
+    pub fn retry_in(&self, resource: &Resource, left: Duration) {
         if let Some(queue) = self.queues().by_resource.get_mut(resource) {
             queue.retry_in(left);
         }
@@ -304,9 +304,20 @@ impl fmt::Debug for Turns {
 }
 
 impl ResourceQueue {
+    /// Makes the first request retry when the resource has been blocked for this time.
     fn retry_in(&mut self, left: Duration) {
-        self.retry_at = Instant::now() + left.clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
+        self.retry_at = end_of(left);
         self.wake_first();
+    }
+
+    /// Does the same, but keeps an earlier time that has not passed. That time may come from a
+    /// newer notification, and a retry that is too early does no harm.
+    fn retry_within(&mut self, left: Duration) {
+        let end = end_of(left);
+        if end < self.retry_at || self.retry_at <= Instant::now() {
+            self.retry_at = end;
+            self.wake_first();
+        }
     }
 
     /// Notifies the first request that it is now the first, or that its time to retry has changed.
@@ -315,6 +326,11 @@ impl ResourceQueue {
             first.notify.notify_one();
         }
     }
+}
+
+/// Returns when the first request retries if its resource stays blocked for this time.
+fn end_of(left: Duration) -> Instant {
+    Instant::now() + left.clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
 }
 
 impl Position {
@@ -367,16 +383,11 @@ impl Position {
     }
 
     /// Records how long the resource stays blocked according to a reply. Unlike
-    /// [`Turns::blocked`], keeps an earlier time that has not passed. That time may come from a
-    /// newer notification, and a retry that is too early does no harm.
-    pub(super) fn blocked(&self, left: Duration) {
+    /// [`Turns::retry_in`], keeps an earlier time that has not passed.
+    pub(super) fn retry_within(&self, left: Duration) {
         let mut queues = self.turns.queues();
         if let Some(queue) = queues.by_resource.get_mut(&self.resource) {
-            let end = Instant::now() + left.clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
-            if end < queue.retry_at || queue.retry_at <= Instant::now() {
-                queue.retry_at = end;
-                queue.wake_first();
-            }
+            queue.retry_within(left);
         }
     }
 
@@ -447,7 +458,7 @@ mod tests {
     async fn second_waiter_has_its_turn_after_the_first_leaves() {
         let turns = Turns::new(9);
         let (first, second) = (join(&turns, "a", 1), join(&turns, "b", 2));
-        turns.blocked(&sku(), SHORTEST_SLEEP);
+        turns.retry_in(&sku(), SHORTEST_SLEEP);
         tokio::time::advance(SHORTEST_SLEEP).await;
         assert_eq!((turn(&first), turn(&second)), (Some(Turn::Over), None));
         drop(first);

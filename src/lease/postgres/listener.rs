@@ -110,7 +110,7 @@ impl Listener<'_> {
                     match open {
                         Ok(open) => {
                             let open = open.into_iter().filter_map(|name| Resource::new(name).ok());
-                            open.for_each(|resource| turns.blocked(&resource, Duration::ZERO));
+                            open.for_each(|resource| turns.retry_in(&resource, Duration::ZERO));
                         }
                         // If the connection is lost, the next check detects it.
                         Err(error) => tracing::warn!(error = %Chain(&error), "could not check the queues"),

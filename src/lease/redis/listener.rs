@@ -145,7 +145,7 @@ impl RedisBackend {
         match first {
             // All waiters of this process were skipped.
             "*" => turns.call_all_for(&resource),
-            left => turns.blocked(&resource, parse_ms(left)),
+            left => turns.retry_in(&resource, parse_ms(left)),
         }
     }
 
