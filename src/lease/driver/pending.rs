@@ -70,7 +70,7 @@ struct Guard<B: Backend> {
 
 impl<B: Backend> Drop for Guard<B> {
     fn drop(&mut self) {
-        if let Some(mut left) = self.pending.take().filter(|pending| pending.asked) {
+        if let Some(mut left) = self.pending.take().filter(|left| left.may_have_traces) {
             if let Some(position) = &left.position {
                 position.is_left();
                 left.kept = left.chosen_id.then(|| left.driver.turns.keep()).flatten();
@@ -82,23 +82,26 @@ impl<B: Backend> Drop for Guard<B> {
 
 struct Pending<B> {
     driver: Driver<B>,
+    // The request.
     resource: Resource,
     id: LeaseId,
     chosen_id: bool,
     ask: Arc<Ask>,
+    // Its steps, and their effects in the store.
     /// A step that was sent and has no reply yet.
     call: Option<Call>,
-    position: Option<Position>,
+    /// Whether the store may hold a lease or a position for the request.
+    may_have_traces: bool,
     /// Whether the request is in the store's queue.
     queued: bool,
-    /// Whether this process receives no notification of the request's turn.
-    is_unnotified: bool,
-    /// Whether the store may hold a lease or a position for the request.
-    asked: bool,
-    /// The permit that keeps the position for a caller that may retry.
-    kept: Option<OwnedSemaphorePermit>,
     /// How long the resource was blocked according to the last reply, and the time of that reply.
     blocked: (Duration, Instant),
+    // Its wait in this process.
+    position: Option<Position>,
+    /// Whether this process receives no notification of the request's turn.
+    is_unnotified: bool,
+    /// The permit that keeps the position for a caller that may retry.
+    kept: Option<OwnedSemaphorePermit>,
 }
 
 impl<B: Backend> Pending<B> {
@@ -117,12 +120,12 @@ impl<B: Backend> Pending<B> {
             chosen_id: request.chosen_id,
             ask: Arc::new(ask),
             call: None,
-            position: None,
+            may_have_traces: false,
             queued: false,
-            is_unnotified: false,
-            asked: false,
-            kept: None,
             blocked: (Duration::ZERO, Instant::now()),
+            position: None,
+            is_unnotified: false,
+            kept: None,
         }
     }
 
@@ -141,24 +144,24 @@ impl<B: Backend> Pending<B> {
             let mut poll_at = None;
             match self.next_reply(is_late, deadline).await {
                 Ok(Reply::Granted(granted)) => {
-                    self.asked = false;
+                    self.may_have_traces = false;
                     return Ok(lease(&self.resource, &self.id, granted));
                 }
                 Ok(Reply::Exhausted(max_token)) => {
                     // A request that waits may still have a position.
-                    self.asked = self.position.is_some();
+                    self.may_have_traces = self.position.is_some();
                     return Err(LeaseError::exhausted(&self.resource, max_token));
                 }
                 Ok(Reply::Held { left }) if is_late => {
                     // The store holds nothing for this request.
-                    self.asked = false;
+                    self.may_have_traces = false;
                     return Err(LeaseError::held(&self.resource, left));
                 }
                 Ok(Reply::Queued { left, .. }) if is_late => {
                     return Err(LeaseError::held(&self.resource, left));
                 }
                 Ok(Reply::Held { .. }) if self.position.is_none() => {
-                    self.asked = false;
+                    self.may_have_traces = false;
                     self.join()?;
                     continue;
                 }
@@ -189,7 +192,7 @@ impl<B: Backend> Pending<B> {
                 }
                 Ok(Reply::Displaced) => {
                     // In the store, the other request has this position.
-                    self.asked = false;
+                    self.may_have_traces = false;
                     return Err(self.displaced());
                 }
                 Ok(Reply::Again) => {
@@ -209,7 +212,7 @@ impl<B: Backend> Pending<B> {
                     if self.position.is_none() && self.chosen_id {
                         // The lease may have been granted. It is kept, because the caller has
                         // chosen the id and may retry.
-                        self.asked = false;
+                        self.may_have_traces = false;
                     }
                     return Err(error);
                 }
@@ -223,7 +226,7 @@ impl<B: Backend> Pending<B> {
                     self.queued = false;
                     false
                 }
-                Turn::Over => true,
+                Turn::Timer => true,
                 Turn::Displaced => return Err(self.displaced()),
                 Turn::Dismissed => return Err(LeaseError::lost(&self.resource)),
             };
@@ -240,7 +243,7 @@ impl<B: Backend> Pending<B> {
             }
             let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
             let ask = Arc::clone(&self.ask);
-            self.asked = true;
+            self.may_have_traces = true;
             self.call = Some(Box::pin(async move {
                 let step = Step::Acquire(&ask, &waits);
                 store.take_token(&resource, step).await
@@ -350,7 +353,7 @@ impl<B: Backend> Pending<B> {
                     Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
                         sleep(LONGEST_PAUSE).await;
                     }
-                    Err(LeaseError::Held { .. }) if !self.asked => return,
+                    Err(LeaseError::Held { .. }) if !self.may_have_traces => return,
                     Err(_) => break,
                 }
             }

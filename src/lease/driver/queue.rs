@@ -73,14 +73,12 @@ struct Waiter {
 
 const RETRY: u8 = 1;
 const DISPLACED: u8 = 2;
-/// The lease id was released in this process. A request without a caller ends, and releases a lease
-/// that was already granted to it.
-const DISMISSED: u8 = 4;
-const REJOIN: u8 = 8;
-/// The lease id was released, perhaps through another process, or the store's queue no longer has
-/// the request. A request without a caller stops waiting, but keeps a lease that was already
-/// granted to it.
-const CALLED_OFF: u8 = 16;
+/// The caller has dropped the request, and this process has released its lease id.
+const RELEASED_HERE: u8 = 4;
+/// The caller has dropped the request, and the store has reported that its lease id was released or
+/// that the queue no longer has the request.
+const CALLED_OFF: u8 = 8;
+const REJOIN: u8 = 16;
 /// The caller has dropped the request.
 const LEFT: u8 = 32;
 /// The client has renewed the lease after it dropped the request.
@@ -106,12 +104,14 @@ pub(super) enum Turn {
     /// A late step of a displaced request may have taken the position in the store, so this request
     /// must join the queue again.
     Rejoin,
-    /// The resource is no longer blocked, the request must poll, or its wait has timed out. If the
-    /// store is unavailable for the retry, the request keeps waiting until its timeout.
-    Over,
+    /// A timer has expired: the resource is no longer blocked, the request must poll, or its wait
+    /// has timed out. If the store is unavailable for the retry, the request keeps waiting until
+    /// its timeout.
+    Timer,
     /// Another request under the same lease id has taken the position of this request.
     Displaced,
-    /// The lease id was released, so the client will not retry.
+    /// The caller has dropped the request, and its lease id was released, so the client will not
+    /// retry; or the store's queue no longer has the request.
     Dismissed,
 }
 
@@ -265,7 +265,7 @@ impl Turns {
     /// ticket.
     pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
         let waiter = self.abandoned(resource, lease)?;
-        waiter.signal(DISMISSED);
+        waiter.signal(RELEASED_HERE);
         Some(waiter.ticket)
     }
 
@@ -343,7 +343,7 @@ impl Position {
             if signals & DISPLACED != 0 {
                 return Turn::Displaced;
             }
-            if signals & (DISMISSED | CALLED_OFF) != 0 {
+            if signals & (RELEASED_HERE | CALLED_OFF) != 0 {
                 return Turn::Dismissed;
             }
             if signals & REJOIN != 0 {
@@ -353,7 +353,7 @@ impl Position {
                 return Turn::Called;
             }
             if retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) {
-                return Turn::Over;
+                return Turn::Timer;
             }
             let next = self.retry_at(deadline);
             let next = poll_at.map_or(next, |poll_at| poll_at.min(next));
@@ -370,10 +370,11 @@ impl Position {
         self.waiter.has(DISPLACED)
     }
 
-    /// Waits until the client renews or releases the lease. Returns whether the client has renewed
-    /// the lease.
+    /// Waits until the client renews or releases the granted lease through this process. Returns
+    /// whether the client has renewed the lease. If the store calls the request off, the lease is
+    /// kept, because the grant may have removed the request from the store's queue.
     pub(super) async fn claimed(&self) -> bool {
-        while !self.waiter.has(DISMISSED) {
+        while !self.waiter.has(RELEASED_HERE) {
             if self.waiter.has(RENEWED) {
                 return true;
             }
@@ -460,9 +461,9 @@ mod tests {
         let (first, second) = (join(&turns, "a", 1), join(&turns, "b", 2));
         turns.retry_in(&sku(), SHORTEST_SLEEP);
         tokio::time::advance(SHORTEST_SLEEP).await;
-        assert_eq!((turn(&first), turn(&second)), (Some(Turn::Over), None));
+        assert_eq!((turn(&first), turn(&second)), (Some(Turn::Timer), None));
         drop(first);
-        assert_eq!(turn(&second), Some(Turn::Over));
+        assert_eq!(turn(&second), Some(Turn::Timer));
         drop(second);
         assert!(!turns.has_waiters(&sku()), "an empty queue is kept");
     }
