@@ -212,6 +212,14 @@ pub struct Renewal {
     pub at_least: Option<Token>,
 }
 
+impl Renewal {
+    /// Returns whether the lease may get a new token. Otherwise it keeps its token.
+    #[must_use]
+    pub const fn may_take_token(&self) -> bool {
+        self.new_token || self.at_least.is_some()
+    }
+}
+
 /// Lease that a step releases, abandons or breaks.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

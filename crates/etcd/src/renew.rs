@@ -31,10 +31,9 @@ impl Etcd {
     ) -> Result<Reply, LeaseError> {
         let (id, ttl) = (renewal.lease.stored(), seconds(renewal.ttl).max(1));
         let mut seen = *seen;
-        let keeps_token = !renewal.new_token && renewal.at_least.is_none();
         let key = (resource.clone(), id.clone());
         let known = self.memory.leases.get(&key);
-        if let Some(known) = known.filter(|known| keeps_token && known.ttl == ttl) {
+        if let Some(known) = known.filter(|known| known.ttl == ttl && !renewal.may_take_token()) {
             let left = self.keep_alive(known.etcd_lease).await?;
             let now = self.view(resource, Reads::default()).await?;
             let renewed = self.confirm(now, &id, known.etcd_lease, &seen).await?;

@@ -162,7 +162,7 @@ impl<B: Backend> Leases for Driver<B> {
         }
         let renew = || async {
             let step = Step::Renew(&renewal);
-            match request.new_token || request.at_least.is_some() {
+            match renewal.may_take_token() {
                 true => self.store.take_token(resource, step).await,
                 false => self.store.keep_token(resource, step).await,
             }

@@ -132,7 +132,7 @@ impl Functions {
                 columns: durable_with_token!("a.outcome, a.token"),
                 without_flush: false,
                 resource: Some(resource),
-                assigns_token: renewal.new_token || renewal.at_least.is_some(),
+                assigns_token: renewal.may_take_token(),
             })
             .await?;
         Ok(match row.try_get("outcome").map_err(unavailable)? {
