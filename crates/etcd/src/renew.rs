@@ -35,8 +35,8 @@ impl Etcd {
         let known = self.memory.leases.get(&key);
         if let Some(known) = known.filter(|known| known.ttl == ttl && !renewal.may_take_token()) {
             let left = self.keep_alive(known.etcd_lease).await?;
-            let now = self.view(resource, Reads::default()).await?;
-            let renewed = self.confirm(now, &id, known.etcd_lease, &seen).await?;
+            let view = self.view(resource, Reads::default()).await?;
+            let renewed = self.confirm(view, &id, known.etcd_lease, &seen).await?;
             if let Some((lease, counter, revision)) = renewed.filter(|_| left > 0) {
                 self.note_lease(resource, &lease.stored, known.etcd_lease, left);
                 return Ok(granted(&lease, left, &counter, revision));
@@ -64,6 +64,7 @@ impl Etcd {
             // The TTL of an etcd lease cannot be changed. For another TTL, the key moves to a new
             // etcd lease.
             let moves = ttl != held.stored.ttl;
+            let writes = moves || takes_token;
             let (etcd_lease, lasts) = match moves {
                 false => (held.etcd_lease, self.keep_alive(held.etcd_lease).await?),
                 true => {
@@ -76,7 +77,7 @@ impl Etcd {
                 token,
                 ..held.stored.clone()
             };
-            let now = match moves || takes_token {
+            let after = match writes {
                 false => self.view(resource, Reads::default()).await,
                 true => {
                     self.memory.leases.take(&key);
@@ -88,23 +89,22 @@ impl Etcd {
                         .await
                 }
             };
-            let now = match now {
+            let after = match after {
                 // The etcd lease has already ended.
                 Err(error) if error.is_not_found() => continue,
-                now => now?,
+                after => after?,
             };
-            let is_as_expected = |now: &FoundLease| match moves || takes_token {
-                false => now.revision == held.revision,
-                true => now.etcd_lease == etcd_lease && now.stored == stored,
-            };
-            if moves || takes_token {
+            if writes {
                 counter.note_write(&mut seen);
             }
-            let is_carried = now.is_blocked_by(etcd_lease);
-            if lasts == 0 || !now.lease.as_ref().is_some_and(is_as_expected) {
+            let is_as_expected = |lease: &FoundLease| match writes {
+                false => lease.revision == held.revision,
+                true => lease.etcd_lease == etcd_lease && lease.stored == stored,
+            };
+            if lasts == 0 || !after.lease.as_ref().is_some_and(is_as_expected) {
                 // If the key is attached to this etcd lease, another renewal has changed the key
                 // since.
-                if moves && !is_carried {
+                if moves && !after.is_blocked_by(etcd_lease) {
                     self.revoke_later(etcd_lease);
                 }
                 continue;
@@ -115,7 +115,7 @@ impl Etcd {
                 self.revoke_if_there(held.etcd_lease).await?;
             }
             let Some((lease, counter, revision)) =
-                self.confirm(now, &id, etcd_lease, &seen).await?
+                self.confirm(after, &id, etcd_lease, &seen).await?
             else {
                 return Ok(Reply::Lost);
             };
@@ -130,18 +130,18 @@ impl Etcd {
     /// incarnation of etcd. Returns the lease, its counter, and the revision.
     async fn confirm(
         &self,
-        mut now: View,
+        mut view: View,
         id: &str,
         etcd_lease: i64,
         seen: &Seen<'_>,
     ) -> Result<Option<(FoundLease, Counter, i64)>, EtcdError> {
-        let header = now.row.header;
-        let lease = now.lease_of(id).cloned();
+        let header = view.row.header;
+        let lease = view.lease_of(id).cloned();
         let Some(lease) = lease.filter(|lease| lease.etcd_lease == etcd_lease) else {
             return Ok(None);
         };
-        now.row.log = self.log_after(&header).await?;
-        let counter = now.row.counter(seen);
+        view.row.log = self.log_after(&header).await?;
+        let counter = view.row.counter(seen);
         let counter = counter.filter(|counter| counter.granted(&lease));
         Ok(counter.map(|counter| (lease, counter, header.revision)))
     }
