@@ -43,12 +43,15 @@ struct Partition {
 
 #[derive(Clone, Copy, Default)]
 struct State {
-    /// The highest epoch (0 if none) and number that this process has seen.
+    /// The highest epoch (0 if none) and number that this process has seen. Each grant and each
+    /// renewal raises it, and so does the end of an epoch.
     highest: (i64, i64),
-    /// The lowest valid epoch according to the source, or 0 if it is unknown.
-    lowest: i64,
-    /// The highest epoch that the source has confirmed, and the time of the last confirmation.
+    /// The highest epoch that the source has confirmed, and the time. A new epoch and a report that
+    /// a grant waits for set both, a report of a grant in the background sets the time when it
+    /// begins, and [`doubt`](KnownCounters::doubt) removes both.
     confirmed: Option<(i64, Instant)>,
+    /// The lowest valid epoch, or 0 if it is unknown. Each reply to a report raises it.
+    lowest: i64,
     /// When a renewal last triggered a report to the source.
     asked: Option<Instant>,
 }
@@ -93,13 +96,12 @@ impl KnownCounters {
 
     /// Takes an epoch above `last` from the source.
     pub(super) async fn next_epoch(&self, partition: u8, last: i64) -> Result<Epoch, LeaseError> {
-        let at_least = Epoch::new(last.saturating_add(1)).map_err(LeaseError::from)?;
-        let epoch = self.epochs.next_epoch(partition, at_least).await;
-        let epoch = epoch.map_err(LeaseError::from)?;
+        let at_least = Epoch::new(last.saturating_add(1))?;
+        let epoch = self.epochs.next_epoch(partition, at_least).await?;
         if epoch < at_least {
             // The source violates its contract. Without this check, the driver would request epochs
             // in an endless loop.
-            return Err(LeaseError::from(EpochError::Exhausted));
+            return Err(EpochError::Exhausted.into());
         }
         self.note_confirmed(partition, epoch);
         Ok(epoch)
@@ -120,12 +122,12 @@ impl KnownCounters {
         n: i64,
     ) -> Result<bool, LeaseError> {
         self.record(partition, epoch, n);
-        match self.needed_report(partition, epoch) {
+        match self.claim_report(partition, epoch) {
             Report::Recent => {}
             Report::Due => self.report(partition, epoch),
             Report::Never => {
                 let flight = self.flight(partition).await?;
-                if matches!(self.needed_report(partition, epoch), Report::Never) {
+                if matches!(self.claim_report(partition, epoch), Report::Never) {
                     match self.epochs.report_epoch(partition, epoch).await {
                         Ok(lowest) => {
                             self.note_confirmed(partition, epoch);
@@ -185,9 +187,9 @@ impl KnownCounters {
         self.state(partition).confirmed = None;
     }
 
-    /// Returns whether this epoch must be reported to the source. If several callers ask at the
-    /// same time, only one of them gets `Due`, and that caller sends the report.
-    fn needed_report(&self, partition: u8, epoch: Epoch) -> Report {
+    /// Returns which report of this epoch the caller must send to the source. `Due` counts as sent:
+    /// of several concurrent callers, only one gets it.
+    fn claim_report(&self, partition: u8, epoch: Epoch) -> Report {
         match &mut self.state(partition).confirmed {
             Some((known, at)) if *known >= epoch.get() => {
                 if at.elapsed() < REPORT_INTERVAL {
