@@ -77,7 +77,7 @@ pub(crate) struct FunctionCall<'a> {
 pub(crate) enum Argument<'a> {
     Text(Option<&'a str>),
     Texts(&'a [String]),
-    Bytes(Option<&'a [u8]>),
+    Bytes(&'a [u8]),
     Integer(Option<i64>),
     Truth(bool),
 }
@@ -92,10 +92,10 @@ impl Argument<'_> {
                 let texts: Vec<_> = texts.iter().map(|text| literal_text(text)).collect();
                 format!("ARRAY[{}]::text[]", texts.join(", "))
             }
-            Self::Bytes(Some(bytes)) => literal_bytes(bytes),
+            Self::Bytes(bytes) => literal_bytes(bytes),
             Self::Integer(Some(integer)) => integer.to_string(),
             Self::Truth(truth) => truth.to_string(),
-            Self::Text(None) | Self::Bytes(None) | Self::Integer(None) => "NULL".into(),
+            Self::Text(None) | Self::Integer(None) => "NULL".into(),
         }
     }
 }

@@ -74,7 +74,7 @@ impl Functions {
                 function: "lease_ask",
                 arguments: &[
                     Text(Some(resource.as_str())),
-                    Bytes(Some(ask.lease.as_bytes())),
+                    Bytes(ask.lease.as_bytes()),
                     Integer(Some(signed(whole_ms(ask.ttl)))),
                     Integer(Some(signed(whole_ms(ask.lock_delay)))),
                     Text(ask.owner.as_ref().map(Owner::as_str)),
@@ -124,7 +124,7 @@ impl Functions {
                 function: "lease_renew",
                 arguments: &[
                     Text(Some(resource.as_str())),
-                    Bytes(Some(renewal.lease.as_bytes())),
+                    Bytes(renewal.lease.as_bytes()),
                     Integer(Some(signed(whole_ms(renewal.ttl)))),
                     Truth(renewal.new_token),
                     Integer(renewal.at_least.map(Token::get)),
@@ -148,9 +148,9 @@ impl Functions {
     pub(super) async fn end(&self, resource: &Resource, end: &End) -> Result<Reply, LeaseError> {
         let name = Text(Some(resource.as_str()));
         let (function, arguments) = match end {
-            End::Release(lease) => ("lease_end", vec![name, Bytes(Some(lease.as_bytes()))]),
+            End::Release(lease) => ("lease_end", vec![name, Bytes(lease.as_bytes())]),
             End::Abandon { lease, ticket } => {
-                let (id, ticket) = (Bytes(Some(lease.as_bytes())), Integer(Some(*ticket)));
+                let (id, ticket) = (Bytes(lease.as_bytes()), Integer(Some(*ticket)));
                 ("lease_abandon", vec![name, id, ticket])
             }
             End::Break(token) => ("break_lease", vec![name, Integer(token.map(Token::get))]),
