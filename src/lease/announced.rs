@@ -141,7 +141,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         let mut lease = self.leases.renew(resource, id, request).await?;
         let keeps_token = !request.new_token;
-        let known = self.announced(&lease);
+        let known = self.last_announced(&lease);
         // A higher token is that of another renewal, which was answered earlier.
         if let Some((token, signed)) =
             known.filter(|(known, _)| keeps_token || *known == lease.token)
@@ -178,7 +178,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
 impl<L, A> Announced<L, A> {
     /// Returns the token that was announced for a lease, and its signature, unless the token is
     /// lower than `lease.token`.
-    fn announced(&self, lease: &Lease) -> Option<(Token, Option<FencingToken>)> {
+    fn last_announced(&self, lease: &Lease) -> Option<(Token, Option<FencingToken>)> {
         let announced = self.tokens.get(&key_of(lease));
         announced.filter(|(token, _)| *token >= lease.token)
     }
@@ -441,7 +441,7 @@ mod tests {
             ["sku-1", "sku-2", "sku-3"].map(|name| Resource::new(name).unwrap());
         let acquire = async |resource, ttl| {
             let lease = leases.acquire(resource, Acquire::new(ttl)).await.unwrap();
-            assert_eq!(leases.announced(&lease), Some((lease.token, None)));
+            assert_eq!(leases.last_announced(&lease), Some((lease.token, None)));
             lease
         };
         let (expired, released, held) = (
@@ -452,7 +452,8 @@ mod tests {
         let release = leases.release(&released.resource, &released.id);
         release.await.unwrap();
         advance(ttl).await;
-        let cached = [&expired, &released, &held].map(|lease| leases.announced(lease).is_some());
+        let cached =
+            [&expired, &released, &held].map(|lease| leases.last_announced(lease).is_some());
         assert_eq!(cached, [false, false, true]);
     }
 }
