@@ -169,19 +169,17 @@ impl Leases for HttpLeases {
         let sent = self.request(Method::POST, resource)?;
         let sent = sent.json(&AcquireBody::from(&request));
         // Until the response arrives, this process cannot know whether the issuer has granted the
-        // lease.
-        let mut unanswered =
-            ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone());
-        if request.chosen_id {
-            // The caller chose the id, and may retry with it.
-            unanswered.keep();
-        }
+        // lease. If the caller has chosen the id, it may retry with it, so nothing is released.
+        let mut unanswered = (!request.chosen_id)
+            .then(|| ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone()));
         let answer = self.send(sent, request.wait).await?;
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
             // The issuer keeps the position in the queue for a moment, in case the client retries.
             // The release removes the position.
-            let _ = unanswered.release().await;
+            if let Some(unanswered) = unanswered {
+                let _ = unanswered.release().await;
+            }
             return granted;
         }
         if !matches!(
@@ -189,7 +187,8 @@ impl Leases for HttpLeases {
             Err(LeaseError::Unavailable(_)
                 | LeaseError::Misconfigured(_)
                 | LeaseError::Exhausted { .. })
-        ) {
+        ) && let Some(unanswered) = &mut unanswered
+        {
             unanswered.keep();
         }
         granted
