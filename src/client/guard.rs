@@ -279,12 +279,11 @@ impl<L: Leases> LeaseGuard<L> {
     ///
     /// Dropping the future has the same effect as dropping the guard.
     pub async fn release(mut self) -> Result<(), LeaseError> {
-        self.renewal.abort();
-        // From this point, the store may release the lease, so the guard must not report it as
+        let release = self.release.take();
+        // From this point, the store may release the lease, so the lease must not be reported as
         // held.
-        let resource = self.held.resource.clone();
-        self.held.lose(Loss::GivenUp { resource });
-        match self.release.take() {
+        drop(self);
+        match release {
             Some(release) => release.release().await,
             None => Ok(()),
         }
