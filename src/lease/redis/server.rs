@@ -68,7 +68,7 @@ impl Server {
     }
 
     /// Returns the deadline of a command that starts now.
-    pub(super) fn limit(&self) -> Instant {
+    fn limit(&self) -> Instant {
         after(self.command_timeout)
     }
 
@@ -217,7 +217,7 @@ where
 }
 
 /// Returns the outcome, or an error after the deadline.
-pub(super) async fn in_time<T>(
+async fn in_time<T>(
     until: Instant,
     outcome: impl Future<Output = RedisResult<T>>,
 ) -> RedisResult<T> {
