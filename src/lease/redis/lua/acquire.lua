@@ -2,12 +2,14 @@
 -- ARGV: …, lease id, ticket of the request, sum of ttl and lock delay in ms, lock delay in ms,
 -- owner. If the request waits, three arguments follow: the timeout in ms, the channel of its
 -- issuer, and 1 if it was in the queue before. If the request has stopped waiting, '' follows
--- instead.
+-- instead. Nothing follows if the request has not waited.
 -- Returns {'granted', …} (acquire_first.lua: only the token), {'held', ms left}, {'queued', ms
 -- left, 1 if it was not in the queue before}, {'displaced'}, or the reply of `needs_epoch`.
 local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
-local delay, wait = tonumber(ARGV[9]), tonumber(ARGV[11] or '')
+local delay = tonumber(ARGV[9])
 local ttl = tonumber(ARGV[8]) - delay
+-- `wait` is nil unless the request waits.
+local wait, has_stopped = tonumber(ARGV[11] or ''), ARGV[11] == ''
 
 local held = current()
 if not held then
@@ -51,7 +53,7 @@ end
 
 local left = left_of(held)
 if not wait then
-  if ARGV[11] and waiter(id) == ticket then
+  if has_stopped and waiter(id) == ticket then
     leave(id)
   end
   return {'held', left}

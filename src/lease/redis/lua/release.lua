@@ -3,6 +3,8 @@
 -- client of the request has left, the issuer abandons the request.
 -- ARGV: …, lease id.
 -- Returns {'released'} or {'lost'}.
+
+-- release_first.lua has read `value`.
 local held = parse(value)
 if not held or held.id ~= ARGV[6] or not held.holds then
   local ticket, channel = waiter(ARGV[6])
