@@ -1,6 +1,6 @@
 //! Builder of the store: its settings, and the connection to its nodes.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{Client, RedisError};
 use tower_fence::{
@@ -17,19 +17,18 @@ const MAX_NODES: usize = 15;
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Builder of [`QuorumLeases`], with its settings.
-///
-/// `E` is the source of epochs: a `Fence` or another durable source.
-pub struct QuorumLeasesBuilder<E> {
-    epochs: E,
+pub struct QuorumLeasesBuilder {
+    epochs: Arc<dyn Epochs>,
     key_prefix: String,
     node_timeout: Duration,
 }
 
-impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
-    /// Creates a builder with the default settings and this source of epochs.
-    pub fn new(epochs: E) -> Self {
+impl QuorumLeasesBuilder {
+    /// Creates a builder with the default settings. `epochs` is a `Fence` or another durable
+    /// source.
+    pub fn new(epochs: impl Epochs + 'static) -> Self {
         Self {
-            epochs,
+            epochs: Arc::new(epochs),
             key_prefix: "tower-fence".into(),
             node_timeout: Duration::from_millis(50),
         }
@@ -130,7 +129,7 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     }
 }
 
-impl<E> fmt::Debug for QuorumLeasesBuilder<E> {
+impl fmt::Debug for QuorumLeasesBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuorumLeasesBuilder")
             .field("key_prefix", &self.key_prefix)

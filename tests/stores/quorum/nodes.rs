@@ -5,10 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::Sqlite;
 use tokio::time::Instant;
-use tower_fence::{
-    Fence,
-    lease::{Acquire, LeaseAdmin, LeaseError, Leases, Renew},
-};
+use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, Leases, Renew};
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
@@ -20,13 +17,13 @@ use crate::support::{
 };
 
 /// Returns settings with which no answer is late, even on a busy machine.
-fn builder(db: &Fresh<Sqlite>) -> QuorumLeasesBuilder<Fence<Sqlite>> {
+fn builder(db: &Fresh<Sqlite>) -> QuorumLeasesBuilder {
     let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
     builder.node_timeout(Duration::from_secs(2))
 }
 
 async fn connect(
-    builder: QuorumLeasesBuilder<Fence<Sqlite>>,
+    builder: QuorumLeasesBuilder,
     urls: &[String],
 ) -> Result<QuorumLeases, LeaseError> {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
