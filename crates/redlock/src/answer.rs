@@ -42,8 +42,11 @@ pub(crate) enum Answer {
         eviction: String,
     },
     Found(Vec<Option<Found>>),
-    /// The node cannot be used.
+    /// The server cannot be a node. [`Node::run`](super::node::Node::run) returns this reply as an
+    /// error.
     Unfit(Unfit),
+    /// The token counters of the node belong to other issuers.
+    Foreign(Foreign),
 }
 
 /// Key that an attempt has taken, and the counter of its partition.
@@ -129,13 +132,18 @@ impl Found {
     }
 }
 
-/// Reason why a node cannot be used.
+/// Reason why a server cannot be a node.
 #[derive(Clone, Debug)]
 pub(crate) enum Unfit {
     NoHistory,
     Replicated,
-    OtherSource(String),
-    OtherNodes(String),
+}
+
+/// Other source of epochs, or other set of nodes, to which token counters belong.
+#[derive(Clone, Debug)]
+pub(crate) enum Foreign {
+    Source(String),
+    Nodes(String),
 }
 
 impl Answer {
@@ -195,8 +203,8 @@ impl Answer {
             }
             ["history"] => Self::Unfit(Unfit::NoHistory),
             ["replicated"] => Self::Unfit(Unfit::Replicated),
-            ["source", theirs] => Self::Unfit(Unfit::OtherSource(theirs.into())),
-            ["nodes", theirs] => Self::Unfit(Unfit::OtherNodes(theirs.into())),
+            ["source", theirs] => Self::Foreign(Foreign::Source(theirs.into())),
+            ["nodes", theirs] => Self::Foreign(Foreign::Nodes(theirs.into())),
             _ => return Err(unexpected()),
         })
     }
@@ -311,8 +319,8 @@ mod tests {
             ),
             ("history", "Unfit(NoHistory)".into()),
             ("replicated", "Unfit(Replicated)".into()),
-            ("source s", r#"Unfit(OtherSource("s"))"#.into()),
-            ("nodes n", r#"Unfit(OtherNodes("n"))"#.into()),
+            ("source s", r#"Foreign(Source("s"))"#.into()),
+            ("nodes n", r#"Foreign(Nodes("n"))"#.into()),
         ] {
             for texts in [words(text), vec![text.to_owned()]] {
                 let read = Answer::parse(&texts).unwrap();

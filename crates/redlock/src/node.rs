@@ -72,8 +72,8 @@ impl Node {
         self.late.load(SeqCst)
     }
 
-    /// Checks whether the server can be a node. Returns [`Answer::Unfit`] if its counters belong to
-    /// other nodes or to another source of epochs.
+    /// Checks whether the server can be a node. Returns [`Answer::Foreign`] if its counters belong
+    /// to other nodes or to another source of epochs.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use redis::Client;
 use tower_fence::lease::LeaseError;
 
 use super::{
-    answer::{Answer, Counter, Taken, Unfit, unexpected},
+    answer::{Answer, Counter, Foreign, Taken},
     answers::Answers,
     node::Node,
     scripts::{Call, Scripts},
@@ -50,7 +50,7 @@ impl Nodes {
         let mut answers = Answers::new(self.nodes.len());
         for (n, checked) in join_all(checks).await.into_iter().enumerate() {
             match checked {
-                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(n, unfit)),
+                Ok(Answer::Foreign(owner)) => return Err(self.other_owner(n, owner)),
                 Err(error @ LeaseError::Misconfigured(_)) => return Err(error),
                 checked => answers.add(n, checked),
             }
@@ -108,7 +108,7 @@ impl Nodes {
         answers.asked = asked.len();
         while let Some((n, answer)) = asked.next().await {
             match answer {
-                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(n, unfit)),
+                Ok(Answer::Foreign(owner)) => return Err(self.other_owner(n, owner)),
                 answer => answers.add(n, answer),
             }
         }
@@ -118,18 +118,18 @@ impl Nodes {
     /// Sends one node a call. If the node has never been checked, it is checked first.
     async fn ask_node(&self, node: &Node, source: &str, call: Call) -> Result<Answer, LeaseError> {
         match self.is_fit(node, source).await? {
-            Some(unfit) => Ok(unfit),
+            Some(foreign) => Ok(foreign),
             None => node.run(call).await,
         }
     }
 
-    /// Checks a node that has never been checked. Returns [`Answer::Unfit`] if its counters belong
+    /// Checks a node that has never been checked. Returns [`Answer::Foreign`] if its counters belong
     /// to other nodes or to another source of epochs.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         if node.run_id().is_none()
-            && let unfit @ Answer::Unfit(_) = node.check(self.scripts.check(source)).await?
+            && let foreign @ Answer::Foreign(_) = node.check(self.scripts.check(source)).await?
         {
-            return Ok(Some(unfit));
+            return Ok(Some(foreign));
         }
         let same = |other: &&Arc<Node>| other.run_id() == node.run_id();
         match self.nodes.iter().filter(same).count() {
@@ -151,24 +151,22 @@ impl Nodes {
     /// Returns the error for a node whose counters belong to other nodes or to another source of
     /// epochs. The step fails even if the other nodes are a majority. Otherwise issuers with a
     /// changed set of nodes could grant leases concurrently with issuers of the earlier set.
-    fn other_owner(&self, node: usize, unfit: Unfit) -> LeaseError {
+    fn other_owner(&self, node: usize, owner: Foreign) -> LeaseError {
         let key_prefix = self.scripts.key_prefix().into();
         let node = self.nodes[node].name().into();
-        match unfit {
-            Unfit::OtherNodes(theirs) => LeaseError::misconfigured(OtherOwner::Nodes {
+        LeaseError::misconfigured(match owner {
+            Foreign::Nodes(theirs) => OtherOwner::Nodes {
                 node,
                 key_prefix,
                 ours: self.scripts.nodes().into(),
                 theirs,
-            }),
-            Unfit::OtherSource(theirs) => LeaseError::misconfigured(OtherOwner::Source {
+            },
+            Foreign::Source(theirs) => OtherOwner::Source {
                 node,
                 key_prefix,
                 theirs,
-            }),
-            // `Node::run` returns these replies as errors.
-            Unfit::NoHistory | Unfit::Replicated => unexpected(),
-        }
+            },
+        })
     }
 }
 
