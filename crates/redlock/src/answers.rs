@@ -9,6 +9,7 @@ use super::answer::{Answer, Taken};
 /// Replies of the nodes to one call.
 pub(crate) struct Answers {
     nodes: usize,
+    /// The number of nodes that were asked.
     pub(crate) asked: usize,
     pub(crate) given: Vec<(usize, Answer)>,
     errors: Vec<LeaseError>,
@@ -32,11 +33,10 @@ impl Answers {
         majority.saturating_sub(silent).max(1)
     }
 
-    /// Returns the replies in a quorum of `nodes` nodes, all of which were asked.
+    /// Returns the replies in a quorum of `nodes` nodes.
     #[cfg(test)]
     pub(crate) fn of(nodes: usize, given: Vec<Answer>) -> Self {
         Self {
-            asked: nodes,
             given: given.into_iter().enumerate().collect(),
             ..Self::new(nodes)
         }
@@ -81,11 +81,6 @@ impl Answers {
     /// without a reply, are not a majority.
     pub(crate) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
         self.nodes - self.count(is) <= self.nodes / 2
-    }
-
-    /// Returns whether all nodes that were asked have given a reply that matches `is`.
-    pub(crate) fn are_all(&self, is: impl Fn(&Answer) -> bool) -> bool {
-        self.count(is) == self.asked
     }
 
     /// Returns whether a majority has replied.
@@ -144,11 +139,9 @@ mod tests {
                 vec![Answer::Sealed; sealed_on],
                 vec![Answer::Refused; refused_on],
             ];
-            let mut answers = Answers::of(5, given.concat());
-            answers.asked = sealed_on + refused_on;
+            let answers = Answers::of(5, given.concat());
             assert_eq!(answers.majority(sealed).is_some(), sealed_on >= 3);
             assert_eq!(answers.prevents(is_sealed), sealed_on >= 3);
-            assert_eq!(answers.are_all(is_sealed), refused_on == 0);
             assert_eq!(answers.are_enough(), sealed_on + refused_on >= 3);
         }
     }

@@ -77,7 +77,9 @@ impl QuorumBackend {
         let taken = answers.taken();
         nodes.check_twins(&taken)?;
         if taken.len() < nodes.majority() {
-            *sets_keys = !answers.are_all(|answer| matches!(answer, Answer::Held { .. }));
+            // A node without a reply may have set its key.
+            let held = answers.count(|answer| matches!(answer, Answer::Held { .. }));
+            *sets_keys = held < answers.asked;
             return self.refusal(answers);
         }
         let seen = (seen.epoch, seen.n);
