@@ -123,8 +123,8 @@ impl Nodes {
         }
     }
 
-    /// Checks a node that has never been checked. Returns [`Answer::Foreign`] if its counters belong
-    /// to other nodes or to another source of epochs.
+    /// Checks a node that has never been checked. Returns [`Answer::Foreign`] if its counters
+    /// belong to other nodes or to another source of epochs.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         if node.run_id().is_none()
             && let foreign @ Answer::Foreign(_) = node.check(self.scripts.check(source)).await?
