@@ -1,15 +1,16 @@
 //! The HTTP client of the commands that use a server.
 
-use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
-use reqwest::{Certificate, Url, redirect::Policy};
+use reqwest::{Url, redirect::Policy};
 use tower_fence::{
     client::{HttpError, HttpLeases},
     lease::LeaseError,
 };
 
 use crate::{
+    certificates::trust_only,
     failure::{self, Failure, chain},
     secrets::{self, Secret},
 };
@@ -75,19 +76,7 @@ impl ClientArgs {
         if secret.is_some() && url.scheme() == "http" && !is_this_machine(&url) {
             tracing::warn!("the secret is sent unencrypted: use https");
         }
-        if let Some(path) = &self.ca_file {
-            let failed = |error: String| Failure::file("cannot use", path, error);
-            let pem = fs::read(path).map_err(|error| failed(error.to_string()))?;
-            let trusted = Certificate::from_pem_bundle(&pem);
-            let trusted = trusted.map_err(|error| failed(chain(&error)))?;
-            if trusted.is_empty() {
-                return Err(failed("it contains no certificate".into()));
-            }
-            builder = builder.tls_certs_only(trusted);
-        } else if url.scheme() == "http" {
-            // Plain HTTP needs no certificates, so those of the system are not read.
-            builder = builder.tls_certs_only([]);
-        }
+        let builder = trust_only(builder, self.ca_file.as_deref(), url.scheme() == "http")?;
         let client = builder.build().map_err(|error| {
             Failure::other(format!("cannot create an HTTP client: {}", chain(&error)))
         })?;

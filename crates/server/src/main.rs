@@ -7,6 +7,7 @@
 compile_error!("the program `tower-fence` needs a Unix system; the library also runs on others");
 
 mod args;
+mod certificates;
 mod client;
 mod config;
 mod database;

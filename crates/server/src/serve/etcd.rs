@@ -3,14 +3,14 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
-use reqwest::{Certificate, Client, Identity, redirect::Policy};
+use reqwest::{Client, Identity, redirect::Policy};
 use sqlx::Postgres;
 use tower_fence::Fence;
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 use zeroize::Zeroizing;
 
-use super::certificates::Certificates;
 use crate::{
+    certificates::{client_certificate, trust_only},
     failure::{Failure, chain},
     secrets::{Secret, has_password, has_scheme, or_default, words},
 };
@@ -131,30 +131,21 @@ impl EtcdArgs {
 
     /// Creates the HTTP client. The client has no timeout, because a watch stays open.
     pub fn client(&self, urls: &[&str]) -> Result<Client, Failure> {
-        let Certificates { authority, client } = Certificates::read(
-            self.etcd_ca_file.as_deref(),
-            self.etcd_cert_file.as_deref(),
-            self.etcd_key_file.as_deref(),
-        )?;
         let invalid = |error: reqwest::Error| {
             Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
         };
         // With `http://` URLs, a proxy would receive the password.
-        let mut builder = Client::builder()
+        let builder = Client::builder()
             .no_proxy()
             .redirect(Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             // After a burst, many connections are idle. If all of them were silently lost, the
             // retries over them would outlast a lease.
             .pool_idle_timeout(Duration::from_secs(5));
-        if let Some(pem) = authority {
-            let trusted = Certificate::from_pem_bundle(&pem).map_err(invalid)?;
-            builder = builder.tls_certs_only(trusted);
-        } else if urls.iter().all(|url| has_scheme(url, "http")) {
-            // Plain HTTP needs no certificates, so those of the system are not read.
-            builder = builder.tls_certs_only([]);
-        }
-        if let Some((pem, key)) = client {
+        let is_plain = urls.iter().all(|url| has_scheme(url, "http"));
+        let mut builder = trust_only(builder, self.etcd_ca_file.as_deref(), is_plain)?;
+        let (cert, key) = (&self.etcd_cert_file, &self.etcd_key_file);
+        if let Some((pem, key)) = client_certificate(cert.as_deref(), key.as_deref())? {
             let mut identity = Zeroizing::new(pem);
             identity.push(b'\n');
             identity.extend_from_slice(key.expose().as_bytes());

@@ -6,7 +6,6 @@
 mod access;
 mod args;
 mod bodies;
-mod certificates;
 mod check;
 mod connection;
 mod connections;

@@ -15,8 +15,8 @@ use tower_fence::{
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
-use super::certificates::Certificates;
 use crate::{
+    certificates::{authorities, client_certificate},
     failure::{Failure, chain},
     secrets::{ESCAPES, Secret, has_scheme, is_ambiguous, or_default, words},
 };
@@ -299,14 +299,12 @@ impl RedisArgs {
 
     /// Reads the certificate authorities and the client certificate, if any are configured.
     fn certificates(&self) -> Result<Option<TlsCertificates>, Failure> {
-        let Certificates { authority, client } = Certificates::read(
-            self.redis_ca_file.as_deref(),
-            self.redis_cert_file.as_deref(),
-            self.redis_key_file.as_deref(),
-        )?;
-        let is_configured = authority.is_some() || client.is_some();
+        let trusted = self.redis_ca_file.as_deref().map(authorities).transpose()?;
+        let (cert, key) = (&self.redis_cert_file, &self.redis_key_file);
+        let client = client_certificate(cert.as_deref(), key.as_deref())?;
+        let is_configured = trusted.is_some() || client.is_some();
         Ok(is_configured.then(|| TlsCertificates {
-            root_cert: authority,
+            root_cert: trusted,
             client_tls: client.map(|(client_cert, key)| ClientTlsConfig {
                 client_cert,
                 client_key: key.expose().into(),

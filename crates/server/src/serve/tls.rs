@@ -5,8 +5,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use rustls::{ServerConfig, crypto::ring, sign::SingleCertAndKey};
 use tokio_rustls::TlsAcceptor;
 
-use super::{args::AccessArgs, certificates::certified};
-use crate::failure::{Failure, chain};
+use super::args::AccessArgs;
+use crate::{
+    certificates::certified,
+    failure::{Failure, chain},
+};
 
 /// The certificate in use. Clones share it, and [`replace`](Self::replace) replaces it for all
 /// clones.

@@ -22,14 +22,14 @@ use super::{
     access::Access,
     addresses,
     args::ServeArgs,
-    certificates, not_bound,
+    not_bound,
     probe::{LIMIT, WHY},
     stop::Stop,
     store::{self, Mounted},
     tls::Tls,
     token_keys, try_bind,
 };
-use crate::{failure::Failure, logs};
+use crate::{certificates, failure::Failure, logs};
 
 /// Checks the configuration of `serve` and the servers that it uses.
 ///

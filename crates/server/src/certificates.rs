@@ -1,8 +1,9 @@
-//! Certificates and their keys: that of the server, and those with which it connects to a lease
-//! store over TLS.
+//! Certificates and their keys: that of the server, and those with which the program connects over
+//! TLS.
 
 use std::{fs, path::Path};
 
+use reqwest::{Certificate, ClientBuilder};
 use rustls::{
     CertificateError, Error, RootCertStore,
     client::verify_server_cert_signed_by_trust_anchor,
@@ -17,33 +18,37 @@ use crate::{
     secrets::Secret,
 };
 
-/// The trusted authorities, and the client certificate with its key, in PEM.
-#[derive(Default)]
-pub struct Certificates {
-    pub authority: Option<Vec<u8>>,
-    pub client: Option<(Vec<u8>, Secret)>,
+/// Reads a file of certificate authorities, in PEM.
+pub fn authorities(path: &Path) -> Result<Vec<u8>, Failure> {
+    read(path).map(|(pem, _)| pem)
 }
 
-impl Certificates {
-    /// Reads the configured files.
-    pub fn read(
-        authority: Option<&Path>,
-        cert: Option<&Path>,
-        key: Option<&Path>,
-    ) -> Result<Self, Failure> {
-        let authority = match authority {
-            Some(path) => Some(read(path)?.0),
-            None => None,
-        };
-        let client = match (cert, key) {
-            (Some(cert), Some(key)) => {
-                let (_, pem, key) = certified(cert, key)?;
-                Some((pem, key))
-            }
-            _ => None,
-        };
-        Ok(Self { authority, client })
-    }
+/// Makes an HTTP client trust only the certificate authorities in a file, if one is configured.
+pub fn trust_only(
+    client: ClientBuilder,
+    file: Option<&Path>,
+    is_plain: bool,
+) -> Result<ClientBuilder, Failure> {
+    let trusted = match file {
+        Some(path) => Certificate::from_pem_bundle(&authorities(path)?)
+            .map_err(|error| Failure::file("cannot use", path, chain(&error)))?,
+        // Plain HTTP needs no certificates, so those of the system are not read.
+        None if is_plain => vec![],
+        None => return Ok(client),
+    };
+    Ok(client.tls_certs_only(trusted))
+}
+
+/// Reads a client certificate and its key, in PEM, if both are configured.
+pub fn client_certificate(
+    cert: Option<&Path>,
+    key: Option<&Path>,
+) -> Result<Option<(Vec<u8>, Secret)>, Failure> {
+    let (Some(cert), Some(key)) = (cert, key) else {
+        return Ok(None);
+    };
+    let (_, pem, key) = certified(cert, key)?;
+    Ok(Some((pem, key)))
 }
 
 /// Reads a certificate and its key, and checks that they match. Also returns the texts of both.
