@@ -123,7 +123,7 @@ impl DatabaseArgs {
     /// is used only if no other setting names a database.
     pub fn find(&self) -> Result<Option<Secret>, Failure> {
         let option = self.database_url.as_deref();
-        let file = self.database_url_file.as_ref();
+        let file = self.database_url_file.as_deref();
         let own = Secret::find_urls("TOWER_FENCE_DATABASE_URL", option, file)?;
         match own {
             Some(url) => Ok(Some(url)),
@@ -206,7 +206,7 @@ impl DatabaseArgs {
     /// Returns the options of the connection that listens, if it has its own URL.
     pub fn listen(&self) -> Result<Option<PgConnectOptions>, Failure> {
         let option = self.listen_url.as_deref();
-        let file = self.listen_url_file.as_ref();
+        let file = self.listen_url_file.as_deref();
         let url = Secret::find_urls("TOWER_FENCE_LISTEN_URL", option, file)?;
         url.map(|url| options(url.expose())).transpose()
     }

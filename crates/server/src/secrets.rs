@@ -5,7 +5,7 @@ use std::{
     env::{self, VarError},
     fmt, fs,
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use reqwest::Url;
@@ -71,9 +71,8 @@ impl Secret {
     pub fn find_urls(
         name: &str,
         option: Option<&str>,
-        file: Option<&PathBuf>,
+        file: Option<&Path>,
     ) -> Result<Option<Self>, Failure> {
-        let file = file.map(PathBuf::as_path);
         let Some(option) = option.filter(|option| !option.is_empty()) else {
             return Self::find(name, file);
         };

@@ -121,7 +121,7 @@ const PASSWORD: &str = "TOWER_FENCE_REDIS_MASTER_PASSWORD";
 impl RedisArgs {
     /// Returns the URLs; `None` if the leases are not in Redis.
     pub fn urls(&self) -> Result<Option<Secret>, Failure> {
-        let (option, file) = (self.redis_url.as_deref(), self.redis_url_file.as_ref());
+        let (option, file) = (self.redis_url.as_deref(), self.redis_url_file.as_deref());
         let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)?;
         if let Some(found) = &urls {
             // The URL is not shown. Otherwise, a part of the password could be logged as the port.
