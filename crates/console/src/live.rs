@@ -24,7 +24,7 @@ use crate::{
     Console, Events,
     event::{Event, KINDS},
     feed::{Feed, SECONDS},
-    readers::{Place, STREAM_LIMIT},
+    readers::Place,
     rejection::Rejection,
     request::Asked,
 };
@@ -96,7 +96,7 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
     Asked(From { after }): Asked<From>,
     headers: HeaderMap,
 ) -> Result<Response, Rejection> {
-    let place = console.readers.take(STREAM_LIMIT);
+    let place = console.readers.take();
     let place = place.ok_or(Rejection::TooManyReaders)?;
     let header = headers.get("last-event-id");
     let header = header.and_then(|value| value.to_str().ok());

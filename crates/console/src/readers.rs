@@ -32,7 +32,7 @@ pub(super) struct Place {
 
 impl Readers {
     /// Returns a permit, if one is free.
-    pub(super) fn take(self: &Arc<Self>, time: Duration) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
         let now = Instant::now();
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         places.taken.retain(|(_, until)| *until > now);
@@ -40,7 +40,7 @@ impl Readers {
             return None;
         }
         places.last += 1;
-        let (number, until) = (places.last, now + time);
+        let (number, until) = (places.last, now + STREAM_LIMIT);
         places.taken.push((number, until));
         Some(Place {
             readers: Arc::clone(self),
@@ -64,18 +64,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reader_slots_are_bounded_and_freed_on_drop_or_timeout() {
-        let (readers, time) = (Arc::new(Readers::default()), Duration::from_secs(15));
-        let mut taken: Vec<_> = (0..LIMIT).map(|_| readers.take(time).unwrap()).collect();
-        assert!(readers.take(time).is_none());
+        let readers = Arc::new(Readers::default());
+        let mut taken: Vec<_> = (0..LIMIT).map(|_| readers.take().unwrap()).collect();
+        assert!(readers.take().is_none());
         taken.pop();
-        let next = readers.take(time).unwrap();
-        assert!(readers.take(time).is_none());
+        let next = readers.take().unwrap();
+        assert!(readers.take().is_none());
         // The permits are not dropped, as if their connections had stalled.
-        tokio::time::advance(time).await;
-        let after: Vec<_> = (0..LIMIT).map(|_| readers.take(time).unwrap()).collect();
+        tokio::time::advance(STREAM_LIMIT).await;
+        let after: Vec<_> = (0..LIMIT).map(|_| readers.take().unwrap()).collect();
         drop((taken, next));
-        assert!(readers.take(time).is_none());
+        assert!(readers.take().is_none());
         drop(after);
-        assert!(readers.take(time).is_some());
+        assert!(readers.take().is_some());
     }
 }

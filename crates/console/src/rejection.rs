@@ -12,6 +12,8 @@ use tower_fence::{
     problem::{Problem, ProblemType},
 };
 
+use super::{readers::STREAM_LIMIT, request::BODY_LIMIT_BYTES};
+
 pub(super) enum Rejection {
     /// A part of the request is invalid.
     Invalid {
@@ -24,9 +26,7 @@ pub(super) enum Rejection {
     OtherSite,
     /// The maximum number of pages already follows the feed.
     TooManyReaders,
-    TooLong {
-        limit_bytes: usize,
-    },
+    TooLong,
     TooSlow,
     Lease(LeaseError),
     Fence(AdmitError),
@@ -78,9 +78,9 @@ impl From<Rejection> for Problem {
             ),
             Rejection::TooManyReaders => Self::new(ProblemType::TooManyWaiters)
                 .detail("too many pages follow the events of this process")
-                .retry_after(super::readers::STREAM_LIMIT),
-            Rejection::TooLong { limit_bytes } => {
-                Self::new(ProblemType::BodyTooLarge).member("limit_bytes", limit_bytes)
+                .retry_after(STREAM_LIMIT),
+            Rejection::TooLong => {
+                Self::new(ProblemType::BodyTooLarge).member("limit_bytes", BODY_LIMIT_BYTES)
             }
             Rejection::TooSlow => Self::new(ProblemType::BodyTimeout),
             Rejection::Lease(error) => Self::from(&issuer::Rejection::Lease(error)),

@@ -41,9 +41,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
             Ok(Ok(axum::Json(body))) => Ok(Self(body)),
             Ok(Err(JsonRejection::MissingJsonContentType(_))) => Err(Rejection::NoJson),
             Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                Err(Rejection::TooLong {
-                    limit_bytes: BODY_LIMIT_BYTES,
-                })
+                Err(Rejection::TooLong)
             }
             Ok(Err(rejection)) => Err(Rejection::invalid("body", rejection.body_text())),
             Err(_) => Err(Rejection::TooSlow),
