@@ -18,7 +18,8 @@ use tower_fence::{
 
 use crate::{
     counter::{Counter, CounterState},
-    etcd::{ATTEMPTS, Etcd, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd},
+    leases::{random_id, seconds},
     memory::Known,
     messages::{created_at, created_since, delete, is_empty, put, written_at},
     stored::{FoundLease, FoundPosition, StoredLease, StoredToken, owner_of, value},

@@ -28,6 +28,7 @@ mod builder;
 mod counter;
 mod end;
 mod endpoints;
+mod epochs;
 mod error;
 mod etcd;
 #[cfg(any(test, fuzzing))]
@@ -36,6 +37,7 @@ pub mod fuzz;
 mod gateway;
 mod incarnation;
 mod keys;
+mod leases;
 mod list;
 mod memory;
 mod messages;

@@ -16,7 +16,8 @@ use tower_fence::{
 use crate::{
     counter::Counter,
     error::EtcdError,
-    etcd::{ATTEMPTS, Etcd, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd},
+    leases::{random_id, seconds},
     messages::{put, written_at},
     stored::{FoundLease, StoredLease, StoredToken, value},
     view::{Reads, View},

@@ -41,7 +41,8 @@ use tower_fence::{
 use crate::{
     EtcdBackend,
     error::EtcdError,
-    etcd::{Etcd, random_id},
+    etcd::Etcd,
+    leases::random_id,
     messages::{Streamed, WatchAnswer, base64, get, get_range},
     watched_queue::WatchedQueue,
 };
