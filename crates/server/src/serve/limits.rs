@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -31,7 +31,6 @@ struct Callers {
 enum Source {
     Secret(Caller),
     Address(IpAddr),
-    Unknown,
 }
 
 /// The permit of a request.
@@ -50,15 +49,14 @@ impl Source {
         if let Some(caller) = request.extensions().get::<Caller>() {
             return Self::Secret(*caller);
         }
-        // A listener for IPv6 reports the address of an IPv4 client as an IPv6 address.
+        // The connection adds the address of its peer to each request.
         let peer = request.extensions().get::<SocketAddr>();
-        match peer.map(|peer| peer.ip().to_canonical()) {
-            Some(IpAddr::V6(ip)) => {
-                Self::Address(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into())
-            }
-            Some(ip) => Self::Address(ip),
-            None => Self::Unknown,
-        }
+        let ip = peer.map_or(Ipv4Addr::UNSPECIFIED.into(), SocketAddr::ip);
+        // A listener for IPv6 reports the address of an IPv4 client as an IPv6 address.
+        Self::Address(match ip.to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            ip => ip,
+        })
     }
 }
 
