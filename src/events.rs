@@ -8,7 +8,7 @@
 //! | `admitted` | `resource`, `token`, `read` | a write (`read` is false) or a fenced read was admitted |
 //! | `stale` | `resource`, `token`, `max_token`, `used`, `by_floor` | a stale token was refused |
 //! | `forged` | `resource` if known, `token` | a token without a valid signature was refused |
-//! | `refused` | `problem`, `resource` if known | a request was refused for another reason, or its handler returned the error of a failed statement |
+//! | `refused` | `problem`, `resource` if known | a request was refused for another reason, or its handler returned an error of the fence |
 //! | `waiting` | `resource`, `owner` if named | a request for a lease began to wait |
 //! | `granted` | `resource`, `token`, `owner` if named, `waited_ms` if the request waited | the issuer granted a lease |
 //! | `released` | `resource` | a lease was released |

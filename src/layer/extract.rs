@@ -8,6 +8,7 @@ use axum::{
 };
 use http::request::Parts;
 
+use super::failure;
 use crate::{
     fence::{Admitted, FenceDatabase, FencedTx, Slot},
     metrics,
@@ -170,16 +171,18 @@ impl NoTransaction {
 
 impl IntoResponse for NoTransaction {
     fn into_response(self) -> Response {
-        let kind = if matches!(self, Self::PlainRead) {
-            ProblemType::TokenRequired
-        } else if matches!(self, Self::NoLayer) {
-            // `no_layer` has already logged this error, with the route.
-            ProblemType::Misconfigured
-        } else {
-            tracing::error!(error = %self, "a handler got no fenced transaction");
-            ProblemType::Misconfigured
+        let kind = match self {
+            Self::PlainRead => ProblemType::TokenRequired,
+            _ => ProblemType::Misconfigured,
         };
-        Problem::new(kind).detail(self.to_string()).into_response()
+        let problem = Problem::new(kind).detail(self.to_string());
+        match self {
+            // `no_layer` has already logged and counted this error, with the route.
+            Self::NoLayer => return problem.into_response(),
+            Self::PlainRead => {}
+            _ => tracing::error!(error = %self, "a handler got no fenced transaction"),
+        }
+        failure::marked(kind, problem)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
     fence::{AdmitError, CommitError, WriteError},
     metrics,
     problem::{Problem, ProblemType},
+    token::Resource,
 };
 
 /// Error response for a handler whose statement, or whose call of the fence, has failed.
@@ -84,27 +85,36 @@ impl IntoResponse for WriteError {
             Self::Statement(error) => failed(&error),
             Self::Rows(_) => {
                 tracing::error!(error = %Chain(&self), "cannot decode the rows of a handler's write");
-                Problem::new(ProblemType::RowsUnreadable).into_response()
+                let kind = ProblemType::RowsUnreadable;
+                marked(kind, Problem::new(kind))
             }
             Self::Independent | Self::Unsupported(_) => {
                 tracing::error!(error = %Chain(&self), "a handler's statement cannot be fenced");
-                Problem::new(ProblemType::Misconfigured).into_response()
+                let kind = ProblemType::Misconfigured;
+                marked(kind, Problem::new(kind))
             }
         }
     }
 }
 
-/// Marks the response to a failed statement. The layer counts this response like a refusal if it
-/// sends it, but not if it answers with a refusal of its own.
+/// Marks the response of a handler that has failed. The layer counts this response like a refusal
+/// if it sends it, but not if it answers with a refusal of its own.
 #[derive(Clone, Copy)]
-struct FailedStatement(ProblemType);
+struct FailedHandler(ProblemType);
 
-/// Counts the response of a handler whose statement has failed. Removes the mark, so that an outer
-/// layer does not count the response again.
-pub(super) fn count(response: &mut Response) {
-    if let Some(FailedStatement(kind)) = response.extensions_mut().remove() {
+/// Returns the response of a handler that has failed, for the layer to count.
+pub(super) fn marked(kind: ProblemType, problem: Problem) -> Response {
+    let mut response = problem.into_response();
+    response.extensions_mut().insert(FailedHandler(kind));
+    response
+}
+
+/// Counts the response of a handler that has failed. Removes the mark, so that an outer layer does
+/// not count the response again.
+pub(super) fn count(response: &mut Response, resource: Option<&Resource>) {
+    if let Some(FailedHandler(kind)) = response.extensions_mut().remove() {
         metrics::refused(kind.name(), None);
-        events::refused(kind.name(), None);
+        events::refused(kind.name(), resource);
     }
 }
 
@@ -124,9 +134,7 @@ fn failed(error: &Arc<sqlx::Error>) -> Response {
     } else {
         tracing::error!(problem = kind.name(), error = %Chain(error), "{message}");
     }
-    let mut response = problem.into_response();
-    response.extensions_mut().insert(FailedStatement(kind));
-    response
+    marked(kind, problem)
 }
 
 #[cfg(all(test, feature = "metrics"))]
@@ -136,7 +144,7 @@ mod tests {
     use metrics_exporter_prometheus::PrometheusBuilder;
 
     use super::*;
-    use crate::layer::report::captured;
+    use crate::layer::{NoTransaction, report::captured};
 
     #[tokio::test(start_paused = true)]
     async fn failed_statements_are_counted_and_contention_is_no_error() {
@@ -145,8 +153,9 @@ mod tests {
             let log = captured(|| {
                 ::metrics::with_local_recorder(&recorder, || {
                     for _ in 0..2 {
-                        count(&mut DatabaseError::from(error()).into_response());
-                        count(&mut WriteError::Statement(error().into()).into_response());
+                        count(&mut DatabaseError::from(error()).into_response(), None);
+                        let failed = WriteError::Statement(error().into());
+                        count(&mut failed.into_response(), None);
                     }
                 });
             });
@@ -170,9 +179,25 @@ mod tests {
         assert_eq!(log.matches("ERROR").count(), 4, "{log}");
         let log = respond(|| sqlx::Error::RowNotFound);
         assert_eq!(log.matches("ERROR").count(), 4, "{log}");
+        ::metrics::with_local_recorder(&recorder, || {
+            for mut response in [
+                WriteError::Rows(busy().into()).into_response(),
+                WriteError::Independent.into_response(),
+                WriteError::Unsupported(busy().into()).into_response(),
+                NoTransaction::InUse.into_response(),
+            ] {
+                count(&mut response, None);
+            }
+        });
         let counted = recorder.handle().render();
-        for problem in ["fence-busy", "store-unavailable", "transaction-aborted"] {
-            let series = format!(r#"tower_fence_refused_total{{problem="{problem}"}} 4"#);
+        for (problem, count) in [
+            ("fence-busy", 4),
+            ("store-unavailable", 4),
+            ("transaction-aborted", 4),
+            ("rows-unreadable", 1),
+            ("misconfigured", 3),
+        ] {
+            let series = format!(r#"tower_fence_refused_total{{problem="{problem}"}} {count}"#);
             assert!(counted.contains(&series), "{counted}");
         }
     }

@@ -280,8 +280,9 @@ impl From<&Refusal> for Problem {
     }
 }
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
+impl Refusal {
+    /// Reports the refusal of a request for this resource, and returns the response.
+    pub(super) fn respond(self, resource: Option<&Resource>) -> Response {
         self.log();
         let problem = self.problem_type().name();
         metrics::refused(problem, self.stale().map(why));
@@ -289,7 +290,9 @@ impl IntoResponse for Refusal {
             Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
             // `Verification` has already reported the forged token.
             Self::Forged(_) => {}
-            _ => events::refused(problem, None),
+            Self::TokenMissing(resource) => events::refused(problem, Some(resource)),
+            Self::UnknownEpoch(claim) => events::refused(problem, Some(&claim.resource)),
+            _ => events::refused(problem, resource),
         }
         if matches!(self, Self::Commit(_)) {
             metrics::count_by("tower_fence_commit_failures_total", "problem", problem);
@@ -297,6 +300,12 @@ impl IntoResponse for Refusal {
         let mut response = Problem::from(&self).into_response();
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        self.respond(None)
     }
 }
 

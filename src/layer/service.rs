@@ -195,6 +195,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 return Ok(refusal.into_response());
             }
         };
+        let resource = claims.first().resource.clone();
         match self.admit(&mut parts, claims, body).await {
             Ok(Entry::Write(slot, body)) => {
                 self.lend(&slot, &mut parts);
@@ -218,7 +219,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 metrics::count("tower_fence_replayed_total");
                 Ok(response)
             }
-            Err(refusal) => Ok(refusal.into_response()),
+            Err(refusal) => Ok(refusal.respond(Some(&resource))),
         }
     }
 
@@ -421,7 +422,7 @@ where
     S::Response: IntoResponse,
 {
     let mut response = inner.call(request).await?.into_response();
-    failure::count(&mut response);
+    failure::count(&mut response, None);
     Ok(response)
 }
 

@@ -102,8 +102,9 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
     let open = CloseOnDrop { fence, slot };
+    let resource = &open.slot.claims().first().resource;
     let Ok(mut handler_end) = timeout(within, handler).await else {
-        return Ok(too_late(fence, &open.slot).await.into_response());
+        return Ok(too_late(fence, &open.slot).await.respond(Some(resource)));
     };
     let closed = open.slot.close();
     if let HandlerEnd::Response(response, outcome, _) = &mut handler_end
@@ -119,18 +120,18 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     let ended = end_transaction(fence, open.slot.claims(), closed, outcome, stored).await;
     match (handler_end, ended) {
         (HandlerEnd::Response(mut response, ..), Ok(())) => {
-            failure::count(&mut response);
+            failure::count(&mut response, Some(resource));
             Ok(response)
         }
-        (HandlerEnd::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
+        (HandlerEnd::Unstorable(error), Ok(())) => Ok(Refusal::from(error).respond(Some(resource))),
         (HandlerEnd::Response(..) | HandlerEnd::Unstorable(_), Err(refusal)) => {
-            Ok(refusal.into_response())
+            Ok(refusal.respond(Some(resource)))
         }
         // The fence could not be raised.
         (
             HandlerEnd::Error(_),
             Err(refusal @ (Refusal::Admit(_) | Refusal::Commit(CommitError::OutcomeUnknown(_)))),
-        ) => Ok(refusal.into_response()),
+        ) => Ok(refusal.respond(Some(resource))),
         (HandlerEnd::Error(error), _) => Err(error),
         (HandlerEnd::Panic(payload), ended) => {
             if let Err(Refusal::Admit(error)) = ended {
