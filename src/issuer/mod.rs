@@ -302,7 +302,7 @@ async fn acquire<L: Leases>(
         request.wait = Duration::ZERO;
     }
     let owner = owner.as_ref().map(Owner::as_str);
-    let span = tracing::info_span!("acquire_lease", resource = resource.as_str());
+    let span = tracing::error_span!("acquire_lease", resource = resource.as_str());
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
     // If this future is dropped, the waiting request leaves the queue.
     let lease = tokio::select! {
@@ -338,7 +338,7 @@ async fn renew<L: Leases>(
     let body = RenewBody::read(&body)?;
     let mut request = Renew::new(issuer.check_ttl(body.ttl_ms)?);
     request.new_token = body.new_token.unwrap_or(false);
-    let span = tracing::info_span!("renew_lease", resource = resource.as_str());
+    let span = tracing::error_span!("renew_lease", resource = resource.as_str());
     let renewing = issuer.leases.renew(&resource, &id, request);
     let lease = match renewing.instrument(span).await {
         Err(LeaseError::Lost { .. }) => return Err(response::lost(&resource)),
@@ -356,7 +356,7 @@ async fn release<L: Leases>(
 ) -> Result<Response, Rejection> {
     no_members(&headers, body).await?;
     let id = lease_id(&headers)?;
-    let span = tracing::info_span!("release_lease", resource = resource.as_str());
+    let span = tracing::error_span!("release_lease", resource = resource.as_str());
     let releasing = issuer.leases.release(&resource, &id);
     let released = releasing.instrument(span).await;
     released.map_err(|error| response::failed(error, Some(&resource)))?;

@@ -142,9 +142,9 @@ where
         let config = Arc::clone(&self.config);
         let route = request.extensions().get::<MatchedPath>();
         let route = route.map(MatchedPath::as_str);
-        let span = tracing::info_span!("fence", route, resource = Empty, token = Empty);
-        // A filter may disable this span. `Span::current` would then return a span of the
-        // application.
+        let span = tracing::error_span!("fence", route, resource = Empty, token = Empty);
+        // The level is ERROR, so that the filter `warn` keeps the fields of the lines inside. If a
+        // filter disables this span, `Span::current` returns a span of the application.
         let fields = span.clone();
         let call = async move {
             let response = config.respond(inner, request, &fields).await?;

@@ -92,7 +92,8 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
 #[tokio::test]
 async fn missing_rights_and_tables_are_500_and_logged() {
     // The whole test runs in this thread.
-    let (log, _guard) = Log::of_this_thread("info");
+    let (log, _guard) = Log::of_this_thread("warn,tower_fence::event=trace");
+    let event = r#"event="refused" problem="misconfigured" resource="r""#;
     let mut others = vec![];
     for (fault, misconfigured, named) in FAULTS {
         let db = Postgres::fresh(2).await;
@@ -118,6 +119,7 @@ async fn missing_rights_and_tables_are_500_and_logged() {
                 || answer.text.contains("tower_fence.")
                 || !errors.contains(named)
                 || !(ISSUERS.contains(path) || errors.contains("fence{route=\"/"))
+                || !(ISSUERS.contains(path) || lines.contains(event))
                 // The log must not contain a line number of the server's C code.
                 || errors.contains(" at line ")
             {
