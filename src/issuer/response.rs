@@ -143,9 +143,11 @@ impl From<&Rejection> for Problem {
 // All issuers share these samplers, because they write to the same log.
 static BUSY: Sampler = Sampler::new();
 static UNAVAILABLE: Sampler = Sampler::new();
+static EXHAUSTED: Sampler = Sampler::new();
+static WAITERS: Sampler = Sampler::new();
 
 /// Returns the rejection for an error of the store, and logs a failure of the store. For failures
-/// after which clients retry, logs at most one line per second.
+/// that clients can repeat, logs at most one line per second.
 pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejection {
     if let LeaseError::Lost { resource } = &error {
         return not_held(resource);
@@ -167,6 +169,21 @@ pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejectio
         LeaseError::Misconfigured(cause) => {
             let error = Chain(&**cause);
             tracing::error!(resource, %error, "the lease store is misconfigured");
+        }
+        &LeaseError::Exhausted { max_token, .. } => {
+            if let Some(suppressed) = EXHAUSTED.next() {
+                tracing::error!(
+                    resource,
+                    max_token,
+                    suppressed,
+                    "no higher token is left: reset the fence of the resource"
+                );
+            }
+        }
+        LeaseError::TooManyWaiters { .. } => {
+            if let Some(suppressed) = WAITERS.next() {
+                tracing::warn!(resource, suppressed, "too many requests wait for leases");
+            }
         }
         _ => {}
     }
@@ -191,7 +208,9 @@ impl IntoResponse for Rejection {
         let problem = self.problem_type().name();
         let resource = match &self {
             Self::Lease(
-                LeaseError::Held { resource, .. } | LeaseError::TooManyWaiters { resource },
+                LeaseError::Held { resource, .. }
+                | LeaseError::TooManyWaiters { resource }
+                | LeaseError::Exhausted { resource, .. },
             ) => Some(resource),
             _ => None,
         };
@@ -311,6 +330,21 @@ mod tests {
                 "ERROR the lease store is misconfigured",
             ),
             (busy.into(), 1, "WARN the resource or the pool is busy"),
+            (
+                LeaseError::Exhausted {
+                    resource: Resource::new("sku-1").unwrap(),
+                    max_token: Token::MAX.get(),
+                },
+                1,
+                "ERROR no higher token is left: reset the fence of the resource",
+            ),
+            (
+                LeaseError::TooManyWaiters {
+                    resource: Resource::new("sku-1").unwrap(),
+                },
+                1,
+                "WARN too many requests wait for leases",
+            ),
         ] {
             // No line is suppressed at the beginning, because no other unit test logs one.
             let log = captured(|| {
@@ -322,7 +356,7 @@ mod tests {
                     ("POST", "/sku-1/break"),
                     ("GET", "/"),
                 ] {
-                    assert!(status(&error, method, path) >= 500, "{method} {path}");
+                    assert!(status(&error, method, path) >= 400, "{method} {path}");
                 }
             });
             let lines: Vec<_> = log.lines().collect();
