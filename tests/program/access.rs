@@ -88,6 +88,15 @@ async fn operator_routes_are_closed_to_holders() {
         let refused = asked(&server, Some(HOLDER), method, path).await;
         refused.is_problem(403, "operators-only");
     }
+    let logged = "refused a request for operators that has the secret of a holder";
+    server.logs(logged).await;
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains(logged)).unwrap();
+    assert!(
+        line.contains("peer=127.0.0.1:") && line.contains("\"/locks\""),
+        "{line}"
+    );
+    assert!(!log.contains(HOLDER), "{log}");
     let list = asked(&server, Some(OPERATOR), Method::GET, "/locks").await;
     assert_eq!(list.json()["leases"][0]["resource"], "sku-1");
     let broken = asked(&server, Some(OPERATOR), Method::POST, "/locks/sku-1/break").await;
@@ -227,6 +236,8 @@ async fn without_secrets_the_server_accepts_only_local_host_names() {
     };
     let refused = list("evil.example:4120").await;
     refused.is_problem(403, "operators-only");
+    let logged = "refused a request whose Host is neither an IP address nor localhost";
+    server.logs(logged).await;
     for (target, hosts) in [
         ("/locks", &["127.0.0.1", "evil.example"][..]),
         ("/locks", &["evil.example", "127.0.0.1"]),

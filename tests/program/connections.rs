@@ -137,6 +137,14 @@ async fn waiters_above_the_limit_are_refused() {
         .await;
     refused.is_problem(503, "server-busy");
     assert_eq!(refused.headers["retry-after"], "1");
+    let refused = "refused a request: the limit of requests that wait for leases is reached";
+    server.logs(refused).await;
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains(refused)).unwrap();
+    assert!(
+        line.contains("WARN") && line.contains("peer=127.0.0.1:"),
+        "{line}"
+    );
     waiters.iter().for_each(JoinHandle::abort);
     eventually!(
         "the queue has room again",

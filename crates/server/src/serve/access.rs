@@ -10,7 +10,8 @@
 //!    that pages of other sites send from that browser.
 //! 4. Every log line about a request that only operators may send contains the address of the
 //!    sender and the user name. The server does not check the user name.
-//! 5. The log names the sender of a request without a known secret, at most once per second.
+//! 5. The log names the sender of a request that is refused, at most once per second for each
+//!    reason.
 
 use std::{
     fmt,
@@ -288,6 +289,9 @@ pub fn is_for_holders(route: &str) -> bool {
 /// Middleware that forwards a request if its secret has the role for its route.
 pub async fn check(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     if !access.is_addressed_here(&request) {
+        static ELSEWHERE: Sampler = Sampler::new();
+        let refused = "refused a request whose Host is neither an IP address nor localhost";
+        report(&request, None, &ELSEWHERE, refused);
         let detail =
             "without secrets, the server accepts only an IP address or localhost as the Host";
         return refuse(
@@ -317,9 +321,16 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
             };
             next.run(request).instrument(span).await
         }
-        Some(_) => refuse(Problem::new(ProblemType::OperatorsOnly), None),
+        Some(_) => {
+            static HOLDER: Sampler = Sampler::new();
+            let refused = "refused a request for operators that has the secret of a holder";
+            report(&request, None, &HOLDER, refused);
+            refuse(Problem::new(ProblemType::OperatorsOnly), None)
+        }
         None => {
-            report(&request, authorization.is_some());
+            static UNKNOWN: Sampler = Sampler::new();
+            let refused = "refused a request without a known secret";
+            report(&request, Some(authorization.is_some()), &UNKNOWN, refused);
             let challenge = match authorization {
                 _ if is_page => r#"Basic realm="tower-fence operators""#,
                 None => CHALLENGES[0],
@@ -330,10 +341,9 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
     }
 }
 
-/// Logs the refusal of a request whose secret is missing or unknown.
-fn report(request: &Request, has_authorization: bool) {
-    static REFUSED: Sampler = Sampler::new();
-    if let Some(suppressed) = REFUSED.next() {
+/// Logs the refusal of a request, and whether it has a secret if this is the question.
+fn report(request: &Request, has_authorization: Option<bool>, sampler: &Sampler, refused: &str) {
+    if let Some(suppressed) = sampler.next() {
         let peer = request.extensions().get::<SocketAddr>();
         tracing::info!(
             peer = peer.map(tracing::field::display),
@@ -341,7 +351,7 @@ fn report(request: &Request, has_authorization: bool) {
             path = request.uri().path(),
             has_authorization,
             suppressed,
-            "refused a request without a known secret"
+            "{refused}"
         );
     }
 }

@@ -1,5 +1,5 @@
 //! Limits of the requests of one kind that are in progress at the same time: a total limit, and a
-//! limit for each caller.
+//! limit for each caller. If a limit is reached, the log names it and the address of the client.
 
 use std::{
     collections::HashMap,
@@ -9,6 +9,7 @@ use std::{
 
 use axum::extract::Request;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower_fence::sampler::Sampler;
 
 use super::access::Caller;
 
@@ -24,6 +25,7 @@ pub struct Limit {
 struct Callers {
     each: usize,
     requests: Mutex<HashMap<Source, usize>>,
+    refused: Sampler,
 }
 
 /// The caller of a request: its secret, or its address if the server has no secrets.
@@ -99,12 +101,23 @@ impl Limit {
             callers: Arc::new(Callers {
                 each: each.unwrap_or(total.div_ceil(2)) as usize,
                 requests: Mutex::default(),
+                refused: Sampler::new(),
             }),
         }
     }
 
-    /// Returns a permit for this request, or the limit that is reached.
+    /// Returns a permit for this request. If a limit is reached, logs and returns its description.
     pub fn place(&self, request: &Request) -> Result<Place, String> {
+        self.enter(request).inspect_err(|limit| {
+            if let Some(suppressed) = self.callers.refused.next() {
+                let peer = request.extensions().get::<SocketAddr>();
+                let peer = peer.map(tracing::field::display);
+                tracing::warn!(peer, suppressed, "refused a request: {limit}");
+            }
+        })
+    }
+
+    fn enter(&self, request: &Request) -> Result<Place, String> {
         let permit = Arc::clone(&self.free).try_acquire_owned();
         let _permit = permit.map_err(|_| format!("the limit of {} is reached", self.kind))?;
         let caller = self.callers.enter(Source::of(request));
