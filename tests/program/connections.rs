@@ -40,9 +40,10 @@ async fn serving(arguments: &[&str]) -> (Fresh<Postgres>, Served) {
 
 async fn metric(server: &Served, name: &str) -> String {
     let metrics = server.get("/metrics").await.text;
-    let line = metrics.lines().find(|line| line.starts_with(name));
-    let line = line.unwrap_or_else(|| panic!("no {name}: {metrics}"));
-    line.rsplit_once(' ').unwrap().1.to_owned()
+    let mut lines = metrics.lines().filter_map(|line| line.split_once(' '));
+    let found = lines.find(|(series, _)| *series == name);
+    let (_, value) = found.unwrap_or_else(|| panic!("no {name}: {metrics}"));
+    value.to_owned()
 }
 
 #[tokio::test]
@@ -271,6 +272,9 @@ async fn silent_connection_is_closed_for_a_new_one() {
         silent.push(server.connect().await);
     }
     assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
+    let limit = metric(&server, "tower_fence_server_connections_limit").await;
+    assert_eq!(limit, "8");
+    server.logs("the limit of connections is reached").await;
     // The connection with a request was kept.
     server.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);

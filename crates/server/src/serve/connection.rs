@@ -81,7 +81,7 @@ impl Connection {
         let handshake = timeout(self.shared.client_timeout, tls.acceptor().accept(stream));
         let shaken = tokio::select! {
             shaken = handshake => shaken,
-            () = self.state.replaced.notified() => return,
+            () = self.state.replaced.notified() => return self.report_replaced(),
             () = self.last_request() => return,
         };
         match shaken {
@@ -100,6 +100,19 @@ impl Connection {
             tracing::debug!(%peer, %error, "TLS handshake failed");
         } else if let Some(suppressed) = FAILED.next() {
             tracing::info!(%peer, %error, suppressed, "TLS handshake failed");
+        }
+    }
+
+    /// Logs that the maximum number of connections is reached, and that this one was closed.
+    fn report_replaced(&self) {
+        static REPLACED: Sampler = Sampler::new();
+        if let Some(suppressed) = REPLACED.next() {
+            let peer = self.peer;
+            tracing::warn!(
+                %peer,
+                suppressed,
+                "the limit of connections is reached: closed a connection for a new one"
+            );
         }
     }
 
@@ -143,7 +156,7 @@ impl Connection {
             End::ByItself(Ok(())) => {}
             End::ByItself(Err(error)) => tracing::debug!(%error, "a connection ended early"),
             End::Slow => tracing::debug!("a connection was closed: its client was too slow"),
-            End::Replaced => tracing::debug!("a connection was closed: another one replaces it"),
+            End::Replaced => self.report_replaced(),
             End::Closed => tracing::debug!("a connection was closed: the server is stopping"),
         }
     }

@@ -4,7 +4,8 @@
 //!    nothing for a second are replaced first, then those that are slow to send a request, then
 //!    idle ones, then those that have accepted no bytes of a response for three seconds, then those
 //!    that were opened within the last second. Otherwise, clients that never send a body, or never
-//!    read, could occupy all connections. Any other connection with a request is not replaced.
+//!    read, could occupy all connections. Any other connection with a request is not replaced. The
+//!    log reports that connections are replaced.
 //! 2. When the server closes, each accepted connection has a second to send the complete head of a
 //!    request. Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
@@ -33,7 +34,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     args::LimitArgs,
     connection::{Connection, LAST_REQUEST, Shared},
-    metrics::Open,
+    metrics::{self, Open},
     phase::State,
     stop::Stop,
     tls::Tls,
@@ -86,6 +87,7 @@ impl Connections {
     /// Serves until the server closes, then until the accepted requests are answered, at most for
     /// the time of `--drain`.
     pub async fn serve(self, listener: TcpListener, app: Router) {
+        metrics::connections_limit(self.most);
         let stop = self.shared.stop.clone();
         loop {
             let next = async {

@@ -36,6 +36,11 @@ pub fn route() -> Result<MethodRouter, Failure> {
     }))
 }
 
+/// Records the maximum number of connections.
+pub fn connections_limit(limit: u32) {
+    metrics::gauge!("tower_fence_server_connections_limit").set(limit);
+}
+
 /// Counts a request that was refused before it reached the issuer.
 pub fn refused(problem: &'static str) {
     metrics::counter!("tower_fence_server_refused_total", "problem" => problem).increment(1);
