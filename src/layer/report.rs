@@ -43,6 +43,7 @@ pub(super) fn stale(stale: &StaleToken) {
             resource = stale.resource.as_str(),
             presented_token = stale.presented_token.get(),
             max_token = stale.max_token,
+            by_floor = stale.by_floor,
             suppressed,
             "{refused}"
         );

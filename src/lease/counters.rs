@@ -88,6 +88,12 @@ impl KnownCounters {
         self.state(partition).highest
     }
 
+    /// Returns whether all tokens that this process has seen in a partition are of ended epochs.
+    pub(super) fn has_ended(&self, partition: u8) -> bool {
+        let state = self.state(partition);
+        state.highest.0 < state.lowest
+    }
+
     /// Waits until no other request contacts the source for this partition. The previous request
     /// may have made this one unnecessary.
     pub(super) async fn flight(&self, partition: u8) -> Result<Flight<'_>, LeaseError> {
@@ -177,7 +183,7 @@ impl KnownCounters {
         let mut state = self.state(partition);
         state.lowest = state.lowest.max(lowest.get());
         if lowest > epoch {
-            tracing::warn!(partition, %epoch, lowest_valid = %lowest, "all tokens of this epoch are stale; beginning another epoch");
+            tracing::warn!(partition, %epoch, lowest_valid = %lowest, "all tokens of this epoch are stale, for example after a failover of the database; beginning another epoch");
             state.highest = state.highest.max((lowest.get() - 1, Epoch::SIZE - 1));
         }
     }
@@ -332,8 +338,10 @@ mod tests {
             assert!(!is_valid.unwrap());
         }
         assert_eq!(counters.highest(7), (4, Epoch::SIZE - 1));
+        assert!(counters.has_ended(7));
         assert!(counters.record_grant(7, epoch(5), 1).await.unwrap());
         assert_eq!(counters.highest(7), (5, 1));
+        assert!(!counters.has_ended(7));
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,7 +22,9 @@ use crate::{
         sql::{FenceDatabase, On},
     },
     metrics,
+    sampler::Sampler,
     time::after,
+    token::Resource,
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -127,15 +129,25 @@ impl<DB: FenceDatabase> Fence<DB> {
                 .in_transaction(limits, async |on| DB::catch_up(on, &claim.resource).await)
                 .await?;
             if behind {
-                metrics::count("tower_fence_caught_up_total");
-                tracing::info!(
-                    resource = claim.resource.as_str(),
-                    partition = partition_of(&claim.resource),
-                    "the resource was last used on another timeline of the database: its earlier tokens are stale"
-                );
+                note_caught_up(&claim.resource);
             }
         }
         Ok(())
+    }
+}
+
+/// Reports that a resource is used for the first time since a failover. The log has at most one
+/// line per second, because a failover concerns all resources.
+fn note_caught_up(resource: &Resource) {
+    static CAUGHT_UP: Sampler = Sampler::new();
+    metrics::count("tower_fence_caught_up_total");
+    if let Some(suppressed) = CAUGHT_UP.next() {
+        tracing::warn!(
+            resource = resource.as_str(),
+            partition = partition_of(resource),
+            suppressed,
+            "the resource was last used on another timeline of the database: its earlier tokens are stale"
+        );
     }
 }
 

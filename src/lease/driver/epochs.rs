@@ -100,10 +100,15 @@ impl<B: Backend> Store<B> {
                     // lower when the step is repeated, it was restored from an earlier copy, and
                     // must not be used.
                     let partition = partition_of(resource);
-                    tracing::warn!(
-                        partition,
-                        "the token counter is lower than this process has seen; replacing it"
-                    );
+                    // If the source has ended the epoch, the process has logged this instead, and
+                    // has seen no higher counter.
+                    if !self.counters()?.has_ended(partition) {
+                        tracing::warn!(
+                            partition,
+                            "the token counter is lower than this process has seen: the process reads it again, and \
+                             replaces it if it is still lower"
+                        );
+                    }
                     replace = true;
                 }
                 // A renewal that keeps its token reads the id of the source only now, because only
