@@ -1,9 +1,11 @@
 //! Metrics for operators, through the [`metrics`](https://docs.rs/metrics) facade (feature
 //! `metrics`).
 //!
-//! Install an exporter before the first request. The example `inventory` serves `/metrics` for
-//! Prometheus. Without the feature, no metrics are recorded. Resource names are never used as
-//! labels. The label `problem` is the name of a [`ProblemType`](crate::problem::ProblemType).
+//! Install an exporter before the first request, and then call [`register`], so that the counters
+//! of the [alerts](crate::deployment#alerts) exist before their first event. The example
+//! `inventory` serves `/metrics` for Prometheus. Without the feature, no metrics are recorded.
+//! Resource names are never used as labels. The label `problem` is the name of a
+//! [`ProblemType`](crate::problem::ProblemType).
 //!
 //! | metric | meaning | when to investigate |
 //! |---|---|---|
@@ -38,6 +40,101 @@
 
 #[cfg(feature = "_axum")]
 use std::time::Duration;
+
+/// Counters of the alerts that have no labels.
+#[cfg(feature = "metrics")]
+const PLAIN: &[&str] = &[
+    "tower_fence_caught_up_total",
+    "tower_fence_epochs_begun_total",
+    "tower_fence_grants_superseded_total",
+    "tower_fence_leases_granted_total",
+    "tower_fence_leases_released_total",
+    "tower_fence_missing_layer_total",
+    "tower_fence_unknown_token_keys_total",
+];
+
+/// Counters of the alerts that have one label, and its values.
+#[cfg(feature = "metrics")]
+const LABELLED: &[(&str, &str, &[&str])] = &[
+    (
+        "tower_fence_refused_total",
+        "problem",
+        &[
+            "fence-busy",
+            "forged-token",
+            "handler-timeout",
+            "misconfigured",
+            "outcome-unknown",
+            "response-missing",
+            "response-not-stored",
+            "rows-unreadable",
+            "store-unavailable",
+            "transaction-aborted",
+            "transaction-escaped",
+            "unfenced-write",
+            "unknown-epoch",
+        ],
+    ),
+    (
+        "tower_fence_lease_refused_total",
+        "problem",
+        &[
+            "fence-exhausted",
+            "misconfigured",
+            "store-unavailable",
+            "too-many-waiters",
+        ],
+    ),
+    (
+        "tower_fence_leases_lost_total",
+        "reason",
+        &[
+            "refused",
+            "expired",
+            "max_hold",
+            "no_progress",
+            "superseded",
+        ],
+    ),
+    (
+        "tower_fence_maintenance_failures_total",
+        "kind",
+        &["keys", "resources"],
+    ),
+];
+
+/// Counters of the alerts that have a problem and a reason.
+#[cfg(feature = "metrics")]
+const WITH_REASON: &[(&str, &str, &str)] = &[
+    ("tower_fence_refused_total", "stale-token", "superseded"),
+    ("tower_fence_refused_total", "stale-token", "used"),
+    ("tower_fence_lease_refused_total", "lease-lost", "renewal"),
+];
+
+/// Creates the counters of the [alerts](crate::deployment#alerts), with the value 0.
+///
+/// Call this function once, after the exporter is installed. Without the call, a counter does not
+/// exist before its first event, and `increase` and `rate` in Prometheus miss this event. The
+/// counters of the parts of this crate that the process does not use stay 0.
+///
+/// ```
+/// // After `PrometheusBuilder::install_recorder`:
+/// tower_fence::metrics::register();
+/// ```
+#[cfg(feature = "metrics")]
+pub fn register() {
+    for &name in PLAIN {
+        metrics::counter!(name).increment(0);
+    }
+    for &(name, label, values) in LABELLED {
+        for &value in values {
+            metrics::counter!(name, label => value).increment(0);
+        }
+    }
+    for &(name, problem, reason) in WITH_REASON {
+        metrics::counter!(name, "problem" => problem, "reason" => reason).increment(0);
+    }
+}
 
 /// Adds one to a counter without labels.
 pub(crate) fn count(name: &'static str) {
@@ -107,4 +204,68 @@ pub(crate) fn took(name: &'static str, time: Duration) {
 pub(crate) fn held(change: f64) {
     #[cfg(feature = "metrics")]
     metrics::gauge!("tower_fence_leases_held").increment(change);
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    /// Returns the counters that the alerts query, without those of the program.
+    fn queried() -> BTreeSet<String> {
+        let (_, alerts) = include_str!("deployment.md")
+            .split_once("\n# Alerts\n")
+            .unwrap();
+        let (alerts, _) = alerts.split_once("\n# ").unwrap();
+        let mut counters = BTreeSet::new();
+        for query in alerts.lines().filter_map(|row| row.split(" | ").nth(1)) {
+            for (at, _) in query.match_indices("tower_fence_") {
+                let rest = &query[at..];
+                let end = rest.find(|c: char| c != '_' && !c.is_ascii_lowercase());
+                let (name, rest) = rest.split_at(end.unwrap());
+                if !name.ends_with("_total") || name.starts_with("tower_fence_server_") {
+                    continue;
+                }
+                let labels = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+                let Some((labels, _)) = labels else {
+                    counters.insert(name.to_owned());
+                    continue;
+                };
+                match labels.split_once("=~") {
+                    None => _ = counters.insert(format!("{name}{{{labels}}}")),
+                    Some((label, values)) => {
+                        let values = values.trim_matches('"').split(r"\|");
+                        counters
+                            .extend(values.map(|value| format!(r#"{name}{{{label}="{value}"}}"#)));
+                    }
+                }
+            }
+        }
+        counters
+    }
+
+    #[test]
+    fn each_counter_of_an_alert_is_registered() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        ::metrics::with_local_recorder(&recorder, super::register);
+        let rendered = recorder.handle().render();
+        let registered: BTreeSet<_> = rendered
+            .lines()
+            .filter_map(|line| line.strip_suffix(" 0"))
+            .collect();
+        let queried = queried();
+        let is_in = |counter: &str, query: &str| {
+            let labels = counter.strip_prefix(query);
+            labels.is_some_and(|labels| labels.is_empty() || labels.starts_with('{'))
+        };
+        for query in &queried {
+            let found = registered.iter().any(|counter| is_in(counter, query));
+            assert!(found, "not registered: {query}");
+        }
+        for counter in &registered {
+            let found = queried.iter().any(|query| is_in(counter, query));
+            assert!(found, "without an alert: {counter}");
+        }
+    }
 }

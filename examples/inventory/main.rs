@@ -60,6 +60,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let metrics = PrometheusBuilder::new()
         .set_buckets(&buckets)?
         .install_recorder()?;
+    tower_fence::metrics::register();
     // Drain the histograms regularly, even if the metrics are not scraped.
     let upkeep = metrics.clone();
     tokio::spawn(async move {

@@ -318,6 +318,9 @@ async fn metrics_count_leases_and_name_no_resource() {
         r#"tower_fence_lease_refused_total{problem="lock-held"} 1"#,
         r#"tower_fence_lease_wait_seconds_bucket{le="60"} 1"#,
         "tower_fence_server_connections ",
+        // These counters exist before their first event.
+        r#"tower_fence_lease_refused_total{problem="fence-exhausted"} 0"#,
+        r#"tower_fence_server_refused_total{problem="server-busy"} 0"#,
     ] {
         assert!(metrics.text.contains(line), "{line}: {}", metrics.text);
     }

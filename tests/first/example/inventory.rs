@@ -124,6 +124,7 @@ async fn metrics_report_each_outcome() {
         "tower_fence_refused_total{problem=\"stale-token\",reason=\"superseded\"} 1",
         "tower_fence_leases_granted_total 2",
         "tower_fence_epochs_begun_total 1",
+        "tower_fence_missing_layer_total 0",
         "tower_fence_hold_seconds_count 1",
         "tower_fence_admission_seconds_count 2",
         "tower_fence_lease_wait_seconds_count 2",

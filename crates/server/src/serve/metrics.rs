@@ -4,12 +4,21 @@ use std::time::Duration;
 
 use axum::{http::header::CONTENT_TYPE, routing::MethodRouter, routing::get};
 use metrics_exporter_prometheus::PrometheusBuilder;
+use tower_fence::problem::ProblemType;
 
 use crate::failure::Failure;
 
 /// The upper bounds of the buckets of all histograms, in seconds.
 const BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0,
+];
+
+/// The problems of requests that are refused before they reach the issuer.
+const REFUSED: [ProblemType; 4] = [
+    ProblemType::Unauthorized,
+    ProblemType::OperatorsOnly,
+    ProblemType::ServerBusy,
+    ProblemType::BodyTimeout,
 ];
 
 /// Installs the recorder, and returns the route.
@@ -22,6 +31,10 @@ pub fn route() -> Result<MethodRouter, Failure> {
         .install_recorder()
         .map_err(|error| failed(&error))?;
     metrics::gauge!("tower_fence_server_connections").set(0.0);
+    tower_fence::metrics::register();
+    for problem in REFUSED {
+        count_refused(problem.name(), 0);
+    }
     // Histograms grow until they are drained, even if no client reads the metrics.
     let upkeep = handle.clone();
     tokio::spawn(async move {
@@ -43,7 +56,11 @@ pub fn connections_limit(limit: u32) {
 
 /// Counts a request that was refused before it reached the issuer.
 pub fn refused(problem: &'static str) {
-    metrics::counter!("tower_fence_server_refused_total", "problem" => problem).increment(1);
+    count_refused(problem, 1);
+}
+
+fn count_refused(problem: &'static str, count: u64) {
+    metrics::counter!("tower_fence_server_refused_total", "problem" => problem).increment(count);
 }
 
 /// Counts a connection while it is open.
