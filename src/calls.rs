@@ -58,8 +58,8 @@ pub(crate) type Statements<'a> = Box<dyn FnOnce(&str) -> String + Send + 'a>;
 pub(crate) struct FunctionCall<'a> {
     pub(crate) function: &'static str,
     pub(crate) arguments: &'a [Argument<'a>],
-    /// The columns to select from the function's row `a`, or `a AS answer` if the function returns a
-    /// value instead of a row.
+    /// The columns to select from the function's row `a`, or `a AS answer` if the function returns
+    /// a value instead of a row.
     pub(crate) columns: &'static str,
     /// Whether the call may commit without waiting for the WAL flush.
     pub(crate) without_flush: bool,

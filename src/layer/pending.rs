@@ -197,8 +197,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// Reports a failed write to the layer. If the token was admitted and the statement failed, the
     /// layer raises the fence. If the error is an [`AdmitError`], the layer leaves the fence
     /// unchanged, because a 503 response guarantees nothing about older tokens. If the hook has run
-    /// in the transaction (`is_admitted`), it may have read data, so the layer also raises the fence
-    /// after these errors.
+    /// in the transaction (`is_admitted`), it may have read data, so the layer also raises the
+    /// fence after these errors.
     fn failed(&self, error: &WriteError, is_admitted: bool) {
         match error {
             WriteError::Admit(AdmitError::Busy(cause)) if is_admitted => {

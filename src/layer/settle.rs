@@ -169,9 +169,9 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     }
 }
 
-/// Ends the transaction of a closed slot according to the handler's outcome, and stores the response
-/// with the COMMIT if `stored` is given. A returned error replaces the handler's response. Waiting
-/// writes of this process continue only after the transaction has ended.
+/// Ends the transaction of a closed slot according to the handler's outcome, and stores the
+/// response with the COMMIT if `stored` is given. A returned error replaces the handler's response.
+/// Waiting writes of this process continue only after the transaction has ended.
 async fn end_transaction<DB: FenceDatabase>(
     fence: &Fence<DB>,
     claims: &Claims,

@@ -45,8 +45,8 @@ pub(super) struct Connections<DB: Transactions> {
 }
 
 /// Connection that was taken from the pool. When this value is dropped, the connection returns to
-/// the pool. If it is dropped outside of any runtime, sqlx would panic, so the connection is dropped
-/// in the runtime in which it was checked out.
+/// the pool. If it is dropped outside of any runtime, sqlx would panic, so the connection is
+/// dropped in the runtime in which it was checked out.
 pub(super) struct CheckedOut<DB: Transactions> {
     conn: Option<PoolConnection<DB>>,
     runtime: Option<Handle>,

@@ -178,7 +178,8 @@ impl<DB: FenceDatabase> Slot<DB> {
     }
 
     /// Records that a statement of the handler runs and is committed, by itself or in the
-    /// transaction that the handler has begun. Returns false if the slot was closed in the meantime.
+    /// transaction that the handler has begun. Returns false if the slot was closed in the
+    /// meantime.
     pub(crate) fn start_write(&self) -> bool {
         self.replace(|place| matches!(place, Place::Beginning), Place::Committing)
     }

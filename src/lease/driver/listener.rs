@@ -28,7 +28,8 @@ const LONG_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Whether this process receives notifications: the name under which the store sends them, or the
-/// error of the last attempt to connect. `None` before the first attempt ends, and between attempts.
+/// error of the last attempt to connect. `None` before the first attempt ends, and between
+/// attempts.
 pub(super) type Hears = Option<Result<Arc<str>, LeaseError>>;
 
 /// Handle of the task that receives notifications. The task is aborted when the handle is dropped.
