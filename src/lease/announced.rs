@@ -235,9 +235,12 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 .announce(resource, token, &digest, renewal.is_some());
             match announced.await {
                 Ok(()) => {}
-                // The holder has used the token since its announcement, and no other token was
-                // granted.
-                Err(AnnounceError::Superseded { was_last: true, .. }) if keeps_token => {}
+                // The holder has used the token since its announcement, and the resource has not
+                // received a higher one.
+                Err(AnnounceError::Superseded {
+                    was_last: true,
+                    next,
+                }) if keeps_token && next.get() == token.get() + 1 => {}
                 Err(AnnounceError::Superseded { next, .. }) => {
                     granted_at = Instant::now();
                     lease = match renewal {

@@ -33,7 +33,10 @@ use crate::support::{
     soon,
 };
 
-on_both_databases!(renewal_after_another_writer_is_lost,);
+on_both_databases!(
+    renewal_after_another_writer_is_lost,
+    another_issuer_reports_a_superseded_lease,
+);
 
 #[tokio::test]
 async fn grant_supersedes_older_tokens_before_it_is_answered() {
@@ -147,6 +150,24 @@ async fn renewal_after_another_writer_is_lost<DB: TestDatabase>() {
         let next = grant(&leases, &sku(), LONG).await;
         write(&fence, next.token.get()).await.unwrap();
         leases.release(&sku(), &next.id).await.unwrap();
+    }
+}
+
+/// A renewal without a new token at an issuer that has not announced the token itself.
+async fn another_issuer_reports_a_superseded_lease<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let store = MemoryLeases::new(fence.clone());
+    let [one, two] = [(); 2].map(|()| store.clone().announced_to(fence.clone()));
+    for by_failover in [false, true] {
+        let lease = grant(&one, &sku(), LONG).await;
+        if by_failover {
+            fence.after_failover().await.unwrap();
+        } else {
+            write(&fence, lease.token.get() + 5).await.unwrap();
+        }
+        is_lost(two.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+        assert!(store.inspect(&sku()).await.unwrap().is_none());
     }
 }
 
