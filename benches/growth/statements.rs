@@ -31,6 +31,7 @@ pub const WITH_FLOOR: Admission = Admission {
     known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_current_xact_id() \
          WHERE resource = :name AND max_token < :token::bigint \
+             AND (announced >= :token::bigint OR announced_lease IS NULL) \
              AND history = tower_fence.current_history();",
     first: "INSERT INTO tower_fence.resources AS r \
              (resource, max_token, updated_at, partition, admitted_by, history) \

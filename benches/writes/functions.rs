@@ -14,10 +14,12 @@ use super::{
 
 const CONNECTIONS: usize = 16;
 
-/// The statement that `tower_fence.admit` executes, and that the crate also sends.
+/// The statement that the crate sends. The one that `tower_fence.admit` executes differs only for a
+/// token above the announced one.
 const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigint, \
          updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id() \
      WHERE resource = :sku AND max_token < :token::bigint \
+         AND (announced >= :token::bigint OR announced_lease IS NULL) \
          AND history = tower_fence.current_history();";
 
 const FUNCTION: &str = "SELECT tower_fence.admit(:sku, :token);";

@@ -23,7 +23,8 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
             SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
                 admitted_by = pg_current_xact_id() \
             WHERE f.resource = :sku AND f.max_token < :token::bigint \
-                AND f.history = tower_fence.current_history() AND f.xmin = (\
+                AND f.history = tower_fence.current_history() \
+                AND (f.announced >= :token::bigint OR f.announced_lease IS NULL) AND f.xmin = (\
                 SELECT s.xmin FROM tower_fence.resources AS s \
                 WHERE s.resource = :sku AND set_config('lock_timeout', '5000ms', true) IS NOT NULL) \
             RETURNING 1\

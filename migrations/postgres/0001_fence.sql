@@ -95,8 +95,8 @@ COMMENT ON COLUMN tower_fence.resources.max_token IS 'The highest stale token. O
 COMMENT ON COLUMN tower_fence.resources.announced IS
     'The highest token that was announced as granted, or 0 if no token was announced.';
 COMMENT ON COLUMN tower_fence.resources.announced_lease IS
-    'SHA-256 of the digest of the lease id of the announced grant. The fence recognizes a repeated announcement by '
-    'this hash, which cannot be used to release the lease.';
+    'SHA-256 of the digest of the lease id of the announced grant, or null if a higher token was used or raised since. '
+    'The fence recognizes a repeated announcement by this hash, which cannot be used to release the lease.';
 COMMENT ON COLUMN tower_fence.resources.admitted_by IS
     'The last transaction in which a token was admitted. The guard of a protected table compares it with the '
     'transaction that writes.';
@@ -527,7 +527,9 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 #variable_conflict use_column
 BEGIN
     by_floor := false;
-    SELECT r.max_token, r.announced > r.max_token INTO max_token, announced
+    SELECT r.max_token,
+        r.announced > r.max_token OR (r.announced = r.max_token AND r.announced > 0 AND r.announced_lease IS NULL)
+    INTO max_token, announced
     FROM tower_fence.resources AS r WHERE r.resource = stale_up_to.resource;
     IF NOT FOUND THEN
         by_floor := true;
@@ -542,7 +544,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
     'Returns the highest stale token of a resource, which is max_token of its row or, without a row, the floor of its '
-    'partition. Also returns whether a higher token was announced.';
+    'partition. Also returns whether a higher token was announced, or was used after the announcement of max_token. If '
+    'so, max_token itself was not necessarily used.';
 
 -- A transaction that inserts a row locks the floor FOR SHARE. Therefore the transaction waits for a
 -- removal of idle rows, and reads the floor that the removal has set. On Citus, distribute()
@@ -571,6 +574,10 @@ COMMENT ON FUNCTION tower_fence.catch_up_in_transaction(text) IS
 -- At READ COMMITTED, each statement sees all transactions that were committed before the statement
 -- began. After a wait for a row lock, Postgres evaluates the WHERE clause again, on the newest
 -- version of the row. The row stays locked until the transaction ends.
+--
+-- After a reusable write of the token that follows the announced one, max_token is the announced
+-- token, as after a single-use write of the announced token itself. Therefore a token above the
+-- announced one also clears announced_lease, so that the announced lease cannot be renewed.
 CREATE FUNCTION tower_fence.try_admit(
     resource text, token bigint, reusable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
@@ -594,7 +601,8 @@ BEGIN
     by_floor := false;
     announced := false;
     UPDATE tower_fence.resources AS r
-    SET max_token = raised_to, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
+    SET max_token = raised_to, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id(),
+        announced_lease = CASE WHEN r.announced >= try_admit.token THEN r.announced_lease END
     WHERE r.resource = try_admit.resource AND r.max_token < try_admit.token AND r.history = here;
     IF FOUND THEN
         RETURN;
@@ -611,7 +619,8 @@ BEGIN
             INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, admitted_by, history)
             VALUES (try_admit.resource, raised_to, CURRENT_TIMESTAMP, own_partition, pg_current_xact_id(), here)
             ON CONFLICT (resource) DO UPDATE SET
-                max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by
+                max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by,
+                announced_lease = CASE WHEN r.announced >= try_admit.token THEN r.announced_lease END
                 WHERE r.max_token < try_admit.token AND r.history = excluded.history;
             IF FOUND THEN
                 RETURN;
@@ -840,7 +849,7 @@ BEGIN
         RETURN;
     END IF;
     -- This statement repeats the first statement of try_admit(), because a call to that function
-    -- costs more than the statement.
+    -- costs more than the statement. If the token ends an announcement, try_admit() admits it.
     outcome := 'admitted';
     max_token := CASE WHEN admit_once.reusable THEN admit_once.token - 1 ELSE admit_once.token END;
     by_floor := false;
@@ -849,6 +858,7 @@ BEGIN
     SET max_token = admit_once.max_token, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
     WHERE r.resource = admit_once.resource AND r.max_token < admit_once.token
         AND admit_once.token <= 999999999999999 AND r.history = tower_fence.current_history()
+        AND (r.announced >= admit_once.token OR r.announced_lease IS NULL)
         AND (NOT admit_once.early OR r.updated_at <= CURRENT_TIMESTAMP);
     IF FOUND THEN
         RETURN;
@@ -916,10 +926,13 @@ BEGIN
     outcome := 'raised';
     max_token := raised_to;
     by_floor := false;
-    -- updated_at may be later than the beginning of this transaction, and must not decrease.
+    -- updated_at may be later than the beginning of this transaction, and must not decrease. If
+    -- max_token is high enough already, the announced lease may still have to be cleared.
     UPDATE tower_fence.resources AS r
-    SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
-    WHERE r.resource = try_raise.resource AND r.max_token < raised_to AND r.history = here;
+    SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP),
+        announced_lease = CASE WHEN r.announced >= try_raise.token THEN r.announced_lease END
+    WHERE r.resource = try_raise.resource AND r.history = here AND (r.max_token < raised_to
+        OR (r.max_token = raised_to AND r.announced <= raised_to AND r.announced_lease IS NOT NULL));
     IF FOUND THEN
         RETURN;
     END IF;
@@ -943,7 +956,8 @@ BEGIN
             INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
             VALUES (try_raise.resource, raised_to, CURRENT_TIMESTAMP, own_partition, here)
             ON CONFLICT (resource) DO UPDATE
-                SET max_token = excluded.max_token, updated_at = greatest(r.updated_at, excluded.updated_at)
+                SET max_token = excluded.max_token, updated_at = greatest(r.updated_at, excluded.updated_at),
+                    announced_lease = CASE WHEN r.announced >= try_raise.token THEN r.announced_lease END
                 WHERE r.max_token < raised_to AND r.history = excluded.history;
             IF FOUND THEN
                 RETURN;

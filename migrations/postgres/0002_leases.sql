@@ -778,9 +778,10 @@ BEGIN
     -- reads raises both the token of the lease and the highest token of the fence. In the other
     -- order, this call would see only the higher token of the fence, and would treat the lease as
     -- lost.
+    -- If a higher token has cleared the announced lease, max_token may be one below that token.
     highest := (
-        SELECT greatest(f.max_token, f.announced) FROM tower_fence.resources AS f
-        WHERE f.resource = lease_renew.resource
+        SELECT greatest(f.max_token + (f.announced > 0 AND f.announced_lease IS NULL)::integer, f.announced)
+        FROM tower_fence.resources AS f WHERE f.resource = lease_renew.resource
     );
     SELECT l.token, l.expires_at INTO seen FROM tower_fence.leases AS l
     WHERE l.resource = lease_renew.resource AND l.lease = lease_renew.lease

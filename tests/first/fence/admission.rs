@@ -68,6 +68,11 @@ async fn superseded_token_is_not_reported_as_used<DB: TestDatabase>() {
     assert!(!is_used(6, TokenUse::Reusable).await);
     grant(7).await;
     assert!(!is_used(6, TokenUse::SingleUse).await);
+    // A foreign write under the next token has the same effect on `max_token` as a write under the
+    // announced one.
+    let tx = fence.begin(&sku(), token(8), TokenUse::Reusable).await;
+    tx.unwrap().commit().await.unwrap();
+    assert!(!is_used(7, TokenUse::SingleUse).await);
 }
 
 async fn resources_are_independent<DB: TestDatabase>() {

@@ -36,6 +36,7 @@ use crate::support::{
 on_both_databases!(
     renewal_after_another_writer_is_lost,
     another_issuer_reports_a_superseded_lease,
+    next_foreign_token_supersedes_a_renewal,
 );
 
 #[tokio::test]
@@ -167,6 +168,37 @@ async fn another_issuer_reports_a_superseded_lease<DB: TestDatabase>() {
             write(&fence, lease.token.get() + 5).await.unwrap();
         }
         is_lost(two.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+        assert!(store.inspect(&sku()).await.unwrap().is_none());
+    }
+}
+
+/// After a raise to the token that follows the announced one, or a reusable write under it,
+/// `max_token` is the announced token, as after a single-use write by the holder.
+async fn next_foreign_token_supersedes_a_renewal<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let store = MemoryLeases::new(fence.clone());
+    let [one, two] = [(); 2].map(|()| store.clone().announced_to(fence.clone()));
+    for case in 0..8 {
+        let [is_used, raises, new_token] = [1, 2, 4].map(|bit| case & bit != 0);
+        let lease = grant(&one, &sku(), LONG).await;
+        if is_used {
+            write(&fence, lease.token.get()).await.unwrap();
+        }
+        let foreign = Token::new(lease.token.get() + 1).unwrap();
+        if raises {
+            fence.raise(&sku(), foreign).await.unwrap();
+        } else {
+            let tx = fence.begin(&sku(), foreign, TokenUse::Reusable).await;
+            tx.unwrap().commit().await.unwrap();
+        }
+        let max_token = fence.inspect(&sku()).await.unwrap();
+        assert_eq!(max_token, Some(lease.token.get()));
+        let renewal = match new_token {
+            true => Renew::new(LONG).with_new_token(),
+            false => Renew::new(LONG),
+        };
+        is_lost(two.renew(&sku(), &lease.id, renewal).await);
         assert!(store.inspect(&sku()).await.unwrap().is_none());
     }
 }

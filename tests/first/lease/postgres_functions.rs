@@ -11,15 +11,17 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Postgres};
 use tower::ServiceExt;
 use tower_fence::{
-    issuer,
+    Token, TokenUse, issuer,
     lease::{Acquire, LeaseId, Leases, PostgresLeases, Renew},
 };
 
 use crate::{
     contract::json as body_of,
     support::{
-        database::TestDatabase,
-        functions::{acquire, acquire_as, admit, is_refused, release, renew},
+        database::{Fresh, TestDatabase},
+        functions::{
+            acquire, acquire_as, admit, admit_reusable, is_refused, raise, release, renew,
+        },
         lease::{LONG, grant, is_held, join, sku},
         postgres,
     },
@@ -156,6 +158,78 @@ async fn the_functions_and_the_store_have_the_same_leases() {
     let columns = "SELECT count(*) FROM information_schema.columns \
          WHERE table_name = 'held_leases' AND column_name LIKE '%lease%'";
     assert_eq!(db.number(columns).await, 0, "the hash is readable");
+}
+
+/// The uses of a token that leave `max_token` one below the token.
+#[derive(Clone, Copy, Debug)]
+enum Foreign {
+    Function,
+    Raise,
+    Transaction,
+    Statement,
+    Key,
+}
+
+impl Foreign {
+    async fn uses(self, db: &Fresh<Postgres>, token: i64) {
+        let (fence, mut conn) = (db.fence(), db.pool.acquire().await.unwrap());
+        let (claimed, reusable) = (Token::new(token).unwrap(), TokenUse::Reusable);
+        match self {
+            Self::Function => drop(admit_reusable(&mut conn, "sku-1", token).await.unwrap()),
+            Self::Raise => drop(raise(&mut conn, "sku-1", token).await.unwrap()),
+            Self::Transaction => {
+                let tx = fence.begin(&sku(), claimed, reusable).await.unwrap();
+                tx.commit().await.unwrap();
+            }
+            Self::Statement => {
+                let insert = sqlx::query(
+                    "INSERT INTO ledger SELECT 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING 1::bigint",
+                );
+                let written: Vec<(i64,)> = fence
+                    .write(&sku(), claimed, reusable, insert)
+                    .await
+                    .unwrap();
+                assert_eq!(written, [(1,)]);
+            }
+            Self::Key => {
+                let admit = "SELECT outcome FROM tower_fence.admit_once(sha256($1::text::bytea), 'key', \
+                     sha256(''), 60000, '1s', false, 'sku-1', $1, true)";
+                let outcome: String = sqlx::query_scalar(admit)
+                    .bind(token)
+                    .fetch_one(&mut *conn)
+                    .await
+                    .unwrap();
+                assert_eq!(outcome, "admitted");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn next_foreign_token_ends_a_lease() {
+    let db = Postgres::fresh(4).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for foreign in [
+        Foreign::Function,
+        Foreign::Raise,
+        Foreign::Transaction,
+        Foreign::Statement,
+        Foreign::Key,
+    ] {
+        for new_token in [false, true] {
+            let held = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+            foreign.uses(&db, held.token + 1).await;
+            let refused = is_refused(admit(&mut conn, "sku-1", held.token).await, "TF412");
+            let members = ["max_token", "used"].map(|name| refused.problem[name].clone());
+            assert_eq!(members, [json!(held.token), json!(false)], "{foreign:?}");
+            let renewed = renew(&mut conn, "sku-1", &held.lease_id, "60 s", new_token).await;
+            assert_eq!(
+                renewed.unwrap_err().code,
+                "TF410",
+                "{foreign:?} {new_token}"
+            );
+        }
+    }
 }
 
 #[tokio::test]

@@ -42,8 +42,8 @@ async fn traces_of_the_fence_detect_broken_functions() {
         (
             "try_raise",
             Change {
-                text: "r.max_token < raised_to AND r.history = here",
-                by: "r.max_token <> raised_to AND r.history = here",
+                text: "r.history = here AND (r.max_token < raised_to",
+                by: "r.history = here AND (r.max_token <> raised_to",
             },
         ),
     ] {

@@ -2,7 +2,7 @@
 //!
 //! If the resource has a row, one prepared statement admits the token and sets the timeouts of the
 //! transaction. If that statement matches no row (the first write to a resource, a stale token, a
-//! failover), the SQL function `try_admit` decides.
+//! failover, the first token above the announced one), the SQL function `try_admit` decides.
 
 use sqlx::Postgres;
 
@@ -23,6 +23,7 @@ impl Admissions for Postgres {
             "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_catalog.pg_current_xact_id() \
              WHERE resource = $1 AND max_token < $2 AND history = tower_fence.current_history() \
+             AND (announced >= $2 OR announced_lease IS NULL) \
              AND (NOT $9 OR updated_at <= CURRENT_TIMESTAMP) AND (SELECT ",
             set_timeouts!("$4", "$5", "$6", "$7"),
             " || CASE WHEN $8 AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \

@@ -88,6 +88,7 @@ fn single(prefix: &str, statement: &str, bound: usize) -> String {
                 admitted_by = pg_catalog.pg_current_xact_id() \
             WHERE f.resource = ${resource} AND f.max_token < ${token} \
                 AND f.history = {prefix}current_history() \
+                AND (f.announced >= ${token} OR f.announced_lease IS NULL) \
                 AND f.xmin = (\
                 SELECT s.xmin FROM {prefix}resources AS s \
                 WHERE s.resource = ${resource} \

@@ -16,7 +16,10 @@ impl Admissions for Sqlite {
         admit: Admit<'_>,
         _early: bool,
     ) -> sqlx::Result<Admission> {
-        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+        // A token above the announced one also ends the announcement, as `try_admit` does in
+        // Postgres.
+        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP, \
+                 announced_lease = CASE WHEN announced >= $2 THEN announced_lease END \
              WHERE resource = $1 AND max_token < $2";
         const FIRST: &str = "INSERT INTO tower_fence.resources AS r \
                  (resource, max_token, updated_at, partition) \
@@ -71,8 +74,9 @@ pub(super) async fn highest_stale(
     On { conn, names }: On<'_, Sqlite>,
     resource: &Resource,
 ) -> sqlx::Result<HighestStale> {
-    const MAX_TOKEN: &str =
-        "SELECT max_token, announced > max_token FROM tower_fence.resources WHERE resource = $1";
+    const MAX_TOKEN: &str = "SELECT max_token, announced > max_token \
+             OR (announced = max_token AND announced > 0 AND announced_lease IS NULL) \
+         FROM tower_fence.resources WHERE resource = $1";
     let row = sqlx::query_as(names.sql(MAX_TOKEN))
         .bind(resource.as_str())
         .fetch_optional(&mut *conn)

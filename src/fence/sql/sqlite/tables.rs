@@ -24,8 +24,10 @@ impl Tables for Sqlite {
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors WHERE partition = $3 \
                  AND ($2 >= floor OR EXISTS (SELECT 1 FROM tower_fence.resources WHERE resource = $1)) \
              ON CONFLICT (resource) DO UPDATE \
-                 SET max_token = excluded.max_token, updated_at = excluded.updated_at \
-                 WHERE r.max_token < excluded.max_token";
+                 SET max_token = excluded.max_token, updated_at = excluded.updated_at, \
+                     announced_lease = CASE WHEN r.announced > excluded.max_token THEN r.announced_lease END \
+                 WHERE r.max_token < excluded.max_token OR (r.max_token = excluded.max_token \
+                     AND r.announced <= r.max_token AND r.announced_lease IS NOT NULL)";
         sqlx::query(names.sql(RAISE))
             .bind(resource.as_str())
             .bind(TokenUse::Reusable.highest_stale(token))
