@@ -92,9 +92,15 @@ impl<L: LeaseAdmin> Real<L> {
                 let Holder::Holds(held) = state.holders[holder.0] else {
                     unreachable!("the holder has a lease")
                 };
-                return Answer::Admitted(self.write(held.token).await);
+                return Answer::Admitted(self.write(held.token, TokenUse::SingleUse).await);
             }
-            Step::Forge { token } => return Answer::Admitted(self.write(token).await),
+            Step::Forge { token, reusable } => {
+                let token_use = match reusable {
+                    true => TokenUse::Reusable,
+                    false => TokenUse::SingleUse,
+                };
+                return Answer::Admitted(self.write(token, token_use).await);
+            }
             Step::Reads(_) => return Answer::Nothing,
             Step::NeighbourIsGranted => {
                 let neighbour = Resource::new(NEIGHBOUR).unwrap();
@@ -113,9 +119,9 @@ impl<L: LeaseAdmin> Real<L> {
     }
 
     /// Writes under a token. Returns whether it was admitted.
-    async fn write(&self, model: u8) -> bool {
+    async fn write(&self, model: u8, token_use: TokenUse) -> bool {
         let claimed = Token::new(token(model)).unwrap();
-        match self.fence.begin(&sku(), claimed, TokenUse::SingleUse).await {
+        match self.fence.begin(&sku(), claimed, token_use).await {
             Ok(tx) => {
                 tx.commit().await.unwrap();
                 true
@@ -168,6 +174,7 @@ const BOUNDS: Bounds = Bounds {
     losses: &[],
     most: 0,
     forged: 1,
+    next_is_forged: true,
     neighbours: 2,
     abandoned: 0,
     delayed: 0,

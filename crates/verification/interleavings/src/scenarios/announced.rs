@@ -85,6 +85,7 @@ impl Fence {
         step();
         let mut row = self.row.lock().unwrap();
         row.max_token = row.max_token.max(row.announced) + thread_rng().gen_range(0..3);
+        row.lease = None;
     }
 
     /// Whether all tokens older than that of the lease are stale.

@@ -13,6 +13,8 @@ pub struct Bounds {
     pub most: u8,
     /// The number of writes under a forged token.
     pub forged: u8,
+    /// Whether the forged token may also be the next one, as a reusable token.
+    pub next_is_forged: bool,
     /// The number of grants on other resources of the partition, which share the token counter.
     pub neighbours: u8,
     /// The number of requests that continue after their caller has disconnected.
@@ -38,6 +40,7 @@ impl Default for Bounds {
             losses: &[],
             most: 0,
             forged: 0,
+            next_is_forged: false,
             neighbours: 0,
             abandoned: 0,
             delayed: 0,
@@ -94,9 +97,14 @@ pub fn small() -> Vec<Bounds> {
             delayed: 1,
             ..one
         },
-        Bounds { forged: 1, ..alone },
         Bounds {
             forged: 1,
+            next_is_forged: true,
+            ..alone
+        },
+        Bounds {
+            forged: 1,
+            next_is_forged: true,
             neighbours: 2,
             new_tokens: 1,
             ..alone
@@ -124,6 +132,7 @@ pub fn small() -> Vec<Bounds> {
             renewals: true,
             new_tokens: 1,
             forged: 1,
+            next_is_forged: true,
             ..alone
         },
         losing(&[Loss::KeysAreCopiedBack]),

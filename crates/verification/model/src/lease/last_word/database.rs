@@ -20,7 +20,7 @@ pub struct Database {
     pub epoch: u8,
     pub max_token: u8,
     pub announced: u8,
-    /// The lease of the announced token.
+    /// The lease of the announced token, or `None` if a higher token was used since.
     pub lease: Option<u8>,
     /// The protected value: the number of its last write.
     pub value: u8,
@@ -92,12 +92,15 @@ impl Database {
     }
 
     /// Writes, if the token is admitted.
-    pub fn write(&mut self, token: u8, value: u8, rules: Rules) -> bool {
+    pub fn write(&mut self, token: u8, reusable: bool, value: u8, rules: Rules) -> bool {
         self.catch_up(rules);
         let admitted = token > self.max_token;
         if admitted {
-            self.max_token = token;
+            self.max_token = token - u8::from(reusable);
             self.value = value;
+            if token > self.announced && rules.follows(Rule::Ends) {
+                self.lease = None;
+            }
         }
         admitted
     }

@@ -35,8 +35,12 @@ impl LastWord {
                 true => state.database.seen(),
                 false => server.counter,
             };
-            steps.push(Step::Forge { token: last + 2 });
-            steps.push(Step::Forge { token: FAR });
+            let forge = |token, reusable| Step::Forge { token, reusable };
+            steps.push(forge(last + 2, false));
+            steps.push(forge(FAR, false));
+            if self.bounds.next_is_forged {
+                steps.push(forge(last + 1, true));
+            }
         }
         if state.losses == self.bounds.most {
             return;

@@ -82,6 +82,7 @@ pub enum Step {
     /// A client writes under a token that was not granted.
     Forge {
         token: u8,
+        reusable: bool,
     },
     /// A lease on another resource of the partition is granted.
     NeighbourIsGranted,
@@ -193,7 +194,7 @@ impl Model for LastWord {
                 self.work(&mut state, step)
             }
             Step::DelayedWriteArrives => self.arrive(&mut state),
-            Step::Forge { token } => self.forge(&mut state, token),
+            Step::Forge { token, reusable } => self.forge(&mut state, token, reusable),
             Step::LeaseExpires { server } => state.servers[server].lease = None,
             Step::Reconnects { issuer } => {
                 state.reconnects += 1;

@@ -14,6 +14,8 @@ impl LastWord {
         let request = take(state, of);
         let row = &state.database;
         let (max_token, announced) = (row.max_token, (row.announced, row.lease));
+        // A higher token has been used since the announcement.
+        let has_ended = row.announced > 0 && row.lease.is_none();
         let next = row.seen() + 1;
         let lease = &mut server_of(state, &request).lease;
         let held = lease.filter(|(id, _)| *id == request.id);
@@ -33,7 +35,7 @@ impl LastWord {
             (Kind::Renew { .. }, None) => return Self::is_lost(state, of),
             (Kind::Renew { new_token }, Some((id, token))) => {
                 let was_last = announced == (token, Some(id));
-                if max_token > token || new_token && !was_last {
+                if max_token + u8::from(has_ended) > token || new_token && !was_last {
                     *lease = None;
                     if Self::no_fault(state) && self.bounds.abandoned == 0 {
                         state.past.breaks(Promise::Stands);

@@ -49,6 +49,7 @@ pub enum Rule {
     LiftCompares,
     CounterStays,
     NoneBetween,
+    Ends,
     NewToken,
     OfOthers,
     MoveUp,
@@ -67,6 +68,7 @@ impl Rule {
         Self::LiftCompares,
         Self::CounterStays,
         Self::NoneBetween,
+        Self::Ends,
         Self::NewToken,
         Self::OfOthers,
         Self::MoveUp,
@@ -108,6 +110,13 @@ impl Rule {
                 holders: 1,
                 ..alone
             },
+            Self::Ends => Bounds {
+                forged: 1,
+                next_is_forged: true,
+                new_tokens: 1,
+                holders: 1,
+                ..alone
+            },
             Self::NewToken => Bounds {
                 holders: 1,
                 new_tokens: 1,
@@ -143,6 +152,7 @@ impl fmt::Display for Rule {
             Self::NoneBetween => {
                 "another lease or a foreign token supersedes a renewal, even below its new token"
             }
+            Self::Ends => "a token above the announced one ends the announcement",
             Self::NewToken => "a renewal with a new token is announced",
             Self::OfOthers => "a renewal announces a token that another process has assigned",
             Self::MoveUp => "after a change of the timeline, all earlier tokens are stale",

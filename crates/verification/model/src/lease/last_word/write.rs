@@ -71,10 +71,11 @@ impl LastWord {
         self.write(state, held);
     }
 
-    pub(super) fn forge(&self, state: &mut State, token: u8) {
+    pub(super) fn forge(&self, state: &mut State, token: u8, reusable: bool) {
         state.forged += 1;
         state.past.writes += 1;
-        state.database.write(token, state.past.writes, self.rules);
+        let value = state.past.writes;
+        state.database.write(token, reusable, value, self.rules);
         state.disk = state.database.clone();
     }
 
@@ -82,7 +83,7 @@ impl LastWord {
     fn write(&self, state: &mut State, held: Held) -> bool {
         let before = state.database.value;
         let value = state.past.writes + 1;
-        if !state.database.write(held.token, value, self.rules) {
+        if !state.database.write(held.token, false, value, self.rules) {
             return false;
         }
         state.disk = state.database.clone();
