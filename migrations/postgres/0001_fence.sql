@@ -1187,6 +1187,7 @@ DECLARE
     announced bigint;
     own_history text;
     granted bigint;
+    last_token bigint;
     has_row boolean;
     tries integer := 0;
 BEGIN
@@ -1204,6 +1205,22 @@ BEGIN
             (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
             nullif(announced, 999999999999999), 0
         );
+        -- The removal of a row removes its announced grant as well. The row is the token counter of
+        -- acquire(), so only the floor still shows the tokens that acquire() has granted.
+        IF NOT has_row OR announced = 0 THEN
+            IF NOT has_row THEN
+                own_history := tower_fence.history_of_row(reset.resource, own_partition);
+            END IF;
+            last_token := (
+                SELECT e.epoch * 1000000000 + 999999999 FROM tower_fence.epochs AS e
+                WHERE e.partition = own_partition AND e.leases_in > 0
+            );
+            IF last_token IS NOT NULL THEN
+                granted := greatest(granted, least(last_token, (
+                    SELECT l.floor FROM tower_fence.floors AS l WHERE l.partition = own_partition
+                )));
+            END IF;
+        END IF;
         EXIT WHEN granted > reset.token;
         IF has_row THEN
             UPDATE tower_fence.resources AS r SET
@@ -1215,7 +1232,6 @@ BEGIN
         END IF;
         -- If a resource has no row and the floor blocks it, insert a row, which takes precedence
         -- over the floor.
-        own_history := tower_fence.history_of_row(reset.resource, own_partition);
         EXIT WHEN NOT EXISTS (
             SELECT FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
         );

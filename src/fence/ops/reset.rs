@@ -43,7 +43,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// break the lease first, and wait until the requests of its holder have ended. This method
     /// refuses a token that is below the grants that are recorded in the database: the highest
     /// announced token of the resource, unless that is the highest possible token, and the last
-    /// epoch that was issued for the resource's partition.
+    /// epoch that was issued for the resource's partition. If the row of the resource was removed,
+    /// and leases are in this database, this method also refuses a token that is below both the
+    /// floor of the partition and the end of that epoch.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
     /// caches.

@@ -96,11 +96,18 @@ impl<DB: FenceDatabase> Fence<DB> {
             let row = DB::state(On::new(conn, names), resource).await?;
             let floor = DB::floor(On::new(conn, names), partition).await?;
             let epoch = DB::last_epoch(On::new(conn, names), partition).await?;
-            Ok((row, floor, epoch))
+            let has_leases = DB::has_leases(On::new(conn, names), partition).await?;
+            Ok((row, floor, epoch, has_leases))
         });
-        let (row, floor, epoch) = read.await?;
+        let (row, floor, epoch, has_leases) = read.await?;
         let row = row.and_then(fence_row);
         let announced = row.as_ref().and_then(|row| row.announced);
+        // The grants of a removed row, as in the SQL function `reset`.
+        let last_token = epoch.map_or(0, |epoch| (epoch + 1) * Epoch::SIZE - 1);
+        let removed = match has_leases && announced.is_none() {
+            true => floor.min(last_token),
+            false => 0,
+        };
         // A forged token can force a grant at the end of the range, and `reset` must be able to set
         // `max_token` below that grant.
         let announced = announced.filter(|announced| *announced < Token::MAX);
@@ -109,7 +116,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             row,
             partition,
             floor,
-            granted: announced.map_or(0, Token::get).max(begun),
+            granted: announced.map_or(0, Token::get).max(begun).max(removed),
         })
     }
 

@@ -83,6 +83,9 @@ pub(crate) trait Tables: Database {
     /// Reads the highest epoch of a partition, if it has one.
     async fn last_epoch(on: On<'_, Self>, partition: u8) -> sqlx::Result<Option<i64>>;
 
+    /// Reads whether leases in this database have an epoch in a partition.
+    async fn has_leases(on: On<'_, Self>, partition: u8) -> sqlx::Result<bool>;
+
     /// Reads the identity of this source of epochs.
     async fn source_id(on: On<'_, Self>) -> sqlx::Result<String>;
 

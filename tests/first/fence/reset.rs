@@ -1,5 +1,7 @@
 //! A forged token that is far too high, and the reset by an operator.
 
+use std::time::Duration;
+
 use sqlx::Postgres;
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
@@ -11,6 +13,7 @@ use tower_fence::{
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     fence::{sku, token},
+    functions::{acquire, release},
 };
 
 on_both_databases!(
@@ -174,6 +177,35 @@ async fn reset_does_not_undo_a_concurrent_announcement() {
     let reset = reset.await.unwrap();
     assert_matches!(reset, Err(ResetError::BelowGranted { granted: 900, .. }));
     assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(899));
+}
+
+/// The removal of the row leaves only the floor, and leases in Postgres have no other token counter.
+#[tokio::test]
+async fn reset_never_repeats_a_grant_whose_row_was_removed() {
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence();
+    let mut conn = db.pool.acquire().await.unwrap();
+    let mut grant = async || {
+        let lease = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+        let released = release(&mut conn, "sku-1", &lease.lease_id).await;
+        released.unwrap();
+        lease.token
+    };
+    grant().await;
+    let last = grant().await;
+    assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
+    for has_row in [false, true] {
+        if has_row {
+            fence.raise(&sku(), token(FORGED)).await.unwrap();
+        }
+        let below = fence.reset(&sku(), token(last - 1)).await;
+        assert_matches!(
+            below,
+            Err(ResetError::BelowGranted { granted, .. }) if granted == last
+        );
+        fence.reset(&sku(), token(last)).await.unwrap();
+    }
+    assert_eq!(grant().await, last + 1);
 }
 
 async fn exhausted_token_range_is_reported<DB: TestDatabase>() {

@@ -145,5 +145,14 @@ impl Tables for Postgres {
             .await
     }
 
+    async fn has_leases(On { conn, names }: On<'_, Self>, partition: u8) -> sqlx::Result<bool> {
+        const HAS: &str =
+            "SELECT EXISTS (SELECT FROM tower_fence.epochs WHERE partition = $1 AND leases_in > 0)";
+        sqlx::query_scalar(names.sql(HAS))
+            .bind(i16::from(partition))
+            .fetch_one(conn)
+            .await
+    }
+
     states!(idle_ms: "CAST(extract(epoch FROM clock_timestamp() - updated_at) * 1000 AS bigint)");
 }

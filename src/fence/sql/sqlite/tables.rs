@@ -233,5 +233,9 @@ impl Tables for Sqlite {
         Self::floor(On::new(conn, names), partition).await
     }
 
+    async fn has_leases(_: On<'_, Self>, _: u8) -> sqlx::Result<bool> {
+        Ok(false)
+    }
+
     states!(idle_ms: "CAST((unixepoch('subsec') - unixepoch(updated_at, 'subsec')) * 1000 AS INTEGER)");
 }
