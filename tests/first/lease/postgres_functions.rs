@@ -20,7 +20,7 @@ use crate::{
     support::{
         database::{Fresh, TestDatabase},
         functions::{
-            acquire, acquire_as, admit, admit_reusable, is_refused, raise, release, renew,
+            acquire, acquire_as, admit, admit_reusable, execute, is_refused, raise, release, renew,
         },
         lease::{LONG, grant, is_held, join, sku},
         postgres,
@@ -228,6 +228,9 @@ async fn next_foreign_token_ends_a_lease() {
                 "TF410",
                 "{foreign:?} {new_token}"
             );
+            // The error has rolled back the end of the lease.
+            let broken = "SELECT tower_fence.break_lease('sku-1')";
+            execute(&mut conn, broken).await.unwrap();
         }
     }
 }
