@@ -117,8 +117,8 @@ pub enum AnnounceError {
     Superseded {
         /// The lowest token above all tokens that were used or announced.
         next: Token,
-        /// Whether this grant was the last announcement. If so, and if `next` follows its token, the
-        /// token has been used since.
+        /// Whether this grant was the last announcement. If so, and if `next` follows its token,
+        /// the token has been used since.
         was_last: bool,
     },
     /// The fence of the resource has received the highest possible token.
