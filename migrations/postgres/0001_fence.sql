@@ -1252,8 +1252,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
     'Sets max_token of a resource to the given token, which may be below the current max_token. Returns the lowest '
     'token to which max_token may be reset. If the given token is below that token, nothing is changed. Before the '
-    'call, make sure that no request can still write with a previously granted token above the given token, because '
-    'such a token is admitted again.';
+    'call, break the lease on the resource, whose holder may have read before the writes of the removed token, and make '
+    'sure that no request can still write with a previously granted token above the given token, because such a token '
+    'is admitted again.';
 
 -- Also moves the epochs up for each promotion after which the partition has not caught up yet. A
 -- promotion moves the epochs up further than a call to this function does, because the promoted

@@ -249,8 +249,16 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     };
                     continue;
                 }
+                // The same for the highest possible token, which has no next one.
+                Err(AnnounceError::Exhausted { max_token })
+                    if keeps_token && max_token == token.get() => {}
                 Err(AnnounceError::Exhausted { max_token }) => {
-                    return Err(LeaseError::exhausted(resource, max_token));
+                    // If a foreign token is the highest, a renewal is superseded like by any other.
+                    let Some(request) = renewal.filter(|_| max_token > token.get()) else {
+                        return Err(LeaseError::exhausted(resource, max_token));
+                    };
+                    lease = self.current(&lease, request, Token::MAX).await?;
+                    continue;
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -179,7 +179,8 @@ async fn reset_does_not_undo_a_concurrent_announcement() {
     assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(899));
 }
 
-/// The removal of the row leaves only the floor, and leases in Postgres have no other token counter.
+/// The removal of the row leaves only the floor, and leases in Postgres have no other token
+/// counter.
 #[tokio::test]
 async fn reset_never_repeats_a_grant_whose_row_was_removed() {
     let db = Postgres::fresh(4).await;

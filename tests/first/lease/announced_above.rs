@@ -3,11 +3,11 @@
 use axum::Router;
 use sqlx::Sqlite;
 use tower_fence::{
-    Token,
+    Token, TokenUse,
     announce::AnnounceError,
     client::{AcquireError, Holder, HttpLeases},
     issuer,
-    lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, RedisLeases},
+    lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, RedisLeases, Renew},
 };
 
 use crate::support::{
@@ -18,7 +18,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     http::{Answer, Server},
-    lease::{LONG, sku},
+    lease::{LONG, grant, sku},
     redis::{fresh_prefix, shared_url},
     store::{self, TestStore},
 };
@@ -81,6 +81,22 @@ async fn issuer_reports_that_no_token_is_left() {
         Err(AcquireError::Lease(LeaseError::Exhausted { .. }))
     );
     eventually("the holder releases the lease", is_free).await;
+}
+
+#[tokio::test]
+async fn a_foreign_token_without_a_next_one_supersedes_a_renewal() {
+    let db = Sqlite::fresh(2).await;
+    let fence = db.fence();
+    let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
+    let lease = grant(&leases, &sku(), LONG).await;
+    let tx = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    for _ in 0..2 {
+        let renewal = Renew::new(LONG).with_new_token();
+        let refused = leases.renew(&sku(), &lease.id, renewal).await;
+        assert_matches!(refused, Err(LeaseError::Lost { .. }));
+        fence.reset(&sku(), lease.token).await.unwrap();
+    }
 }
 
 #[tokio::test]
