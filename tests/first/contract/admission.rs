@@ -178,10 +178,12 @@ async fn plain_statement_admits_the_same_tokens() {
                 Step::Raise {
                     token, max_token, ..
                 } => {
-                    // The statement writes a row, unless the existing row already has this token.
+                    // The statement writes a row, unless the existing row already has this token,
+                    // and no lease that the raise would end.
                     let raised = format!(
                         "SELECT count(*) FROM tower_fence.resources \
-                         WHERE resource = '{name}' AND max_token = {token} - 1"
+                         WHERE resource = '{name}' AND max_token = {token} - 1 \
+                             AND (announced >= {token} OR announced_lease IS NULL)"
                     );
                     let moves = max_token == Some(token - 1) && db.number(&raised).await == 0;
                     (raise, token - 1, token - 1, moves, max_token)
