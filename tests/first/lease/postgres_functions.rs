@@ -183,7 +183,8 @@ impl Foreign {
             }
             Self::Statement => {
                 let insert = sqlx::query(
-                    "INSERT INTO ledger SELECT 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING 1::bigint",
+                    "INSERT INTO ledger SELECT count(*) FROM ledger \
+                     HAVING EXISTS (SELECT 1 FROM fence) RETURNING 1::bigint",
                 );
                 let written: Vec<(i64,)> = fence
                     .write(&sku(), claimed, reusable, insert)
