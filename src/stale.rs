@@ -36,9 +36,9 @@ pub struct StaleToken {
     /// admit reusable tokens.
     ///
     /// The fence sets this field if a single-use token equals `max_token` and no newer grant was
-    /// announced. The field can be wrong. If the fence was raised for the next higher token, or if
-    /// that token was used for a reusable write, `max_token` also equals the presented token,
-    /// although the presented token was not used.
+    /// announced. If grants are not announced, the field can be wrong. If the fence was raised for
+    /// the next higher token, or if that token was used for a reusable write, `max_token` then also
+    /// equals the presented token, although the presented token was not used.
     #[serde(default)]
     pub used: bool,
 }

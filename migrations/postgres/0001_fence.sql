@@ -459,7 +459,7 @@ BEGIN
         -- A probe is rolled back, so each probe would log the same line.
         IF current_setting('tower_fence.is_probe', true) IS DISTINCT FROM 'on' THEN
             RAISE LOG 'tower-fence: partition % has reached timeline %: earlier tokens are stale',
-                catch_up_partition.partition, right(here, 8);
+                catch_up_partition.partition, substr(here, 3, 8);
         END IF;
     END IF;
     UPDATE tower_fence.floors AS l SET
@@ -1049,7 +1049,8 @@ BEGIN
     SELECT greatest(r.max_token, r.announced) AS highest,
         r.announced = announce.token AND r.announced_lease IS NOT DISTINCT FROM lease_hash AS was_last,
         announce.renews AND r.announced > 0 AND r.history = here
-            AND (r.announced_lease IS DISTINCT FROM lease_hash OR r.max_token > r.announced) AS is_lost INTO seen
+            AND (r.announced_lease IS DISTINCT FROM lease_hash OR r.max_token > r.announced) AS is_lost,
+        r.history <> here AS is_behind INTO seen
     FROM tower_fence.resources AS r WHERE r.resource = announce.resource;
     IF FOUND THEN
         highest := seen.highest;
@@ -1070,7 +1071,10 @@ BEGIN
     END IF;
     -- The outcome is behind for the reasons in try_admit(), or because another transaction has
     -- inserted the row in the meantime.
-    outcome := CASE WHEN highest >= announce.token OR seen.is_lost THEN 'superseded' ELSE 'behind' END;
+    outcome := CASE
+        WHEN seen.is_behind THEN 'behind'
+        WHEN highest >= announce.token OR seen.is_lost THEN 'superseded'
+        ELSE 'behind' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea, boolean) IS
@@ -1207,7 +1211,7 @@ BEGIN
         );
         -- The removal of a row removes its announced grant as well. The row is the token counter of
         -- acquire(), so only the floor still shows the tokens that acquire() has granted.
-        IF NOT has_row OR announced = 0 THEN
+        IF NOT has_row OR announced IN (0, 999999999999999) THEN
             IF NOT has_row THEN
                 own_history := tower_fence.history_of_row(reset.resource, own_partition);
             END IF;

@@ -423,11 +423,14 @@ BEGIN
     IF stale[1] > 0 THEN
         PERFORM tower_fence.end_superseded_leases();
     END IF;
-    RAISE LOG USING MESSAGE = concat('tower-fence: ', CASE
-        WHEN stale[1] = 0 THEN 'the current histories of the shards were recorded, and no tokens became stale'
-        WHEN is_requested THEN 'after_failover() was called: all earlier tokens are stale'
-        ELSE 'a worker has failed over: earlier tokens for its resources, and for resources without a row, are stale'
-    END);
+    -- A probe is rolled back, so each probe would log the same line.
+    IF current_setting('tower_fence.is_probe', true) IS DISTINCT FROM 'on' THEN
+        RAISE LOG USING MESSAGE = concat('tower-fence: ', CASE
+            WHEN stale[1] = 0 THEN 'the current histories of the shards were recorded, and no tokens became stale'
+            WHEN is_requested THEN 'after_failover() was called: all earlier tokens are stale'
+            ELSE 'a worker has failed over: earlier tokens for its resources, and for resources without a row, are stale'
+        END);
+    END IF;
     RETURN has_failed_over;
 END
 $fence$;

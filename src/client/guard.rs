@@ -237,8 +237,9 @@ impl<L: Leases> LeaseGuard<L> {
 
     /// Checks whether the response to a write shows that the lease is lost.
     ///
-    /// A 412 `stale-token` whose `max_token` is higher than this lease's token means that another
-    /// holder has the lease. The lease is not lost if the fence refused the token because it had
+    /// A 412 `stale-token` whose `max_token` is higher than this lease's token, or that refuses this
+    /// lease's token without [`used`](StaleToken::used), means that another holder has the lease or
+    /// a foreign token has superseded it. The lease is not lost if the fence refused the token because it had
     /// already been used, or refused it [`by_floor`](StaleToken::by_floor). In the latter case,
     /// renew [with a new token](Self::renew_with_new_token), and read the data again. After a
     /// request for a new token that has no response, `max_token` may be the requested token.
@@ -255,7 +256,8 @@ impl<L: Leases> LeaseGuard<L> {
                     // Check this first. If no newer token may exist, `self.token()` in the next
                     // line is the newest one.
                     && !self.held.may_have_newer_token()
-                    && stale.max_token > self.token().get() =>
+                    && (stale.max_token > self.token().get()
+                        || (stale.presented_token == self.token() && !stale.used)) =>
             {
                 self.renewal.abort();
                 Err(self.held.lose(Loss::Superseded(stale)))

@@ -92,7 +92,7 @@ async fn unsupported_url_parameters_are_refused_by_name() {
         ("db-1:5432,db-2:5433/shop", "several hosts"),
         ("db/shop?host=db-1,db-2", "several hosts"),
         (
-            "db/shop?sslrootcert=/missing.pem",
+            "db/shop?sslmode=verify-full&sslrootcert=/missing.pem",
             "cannot read /missing.pem",
         ),
         ("db/shop#x7431", "# as %23"),

@@ -134,7 +134,9 @@ pub fn unknown_variables(program: &clap::Command) -> Vec<String> {
         let mut rests = services
             .iter()
             .filter_map(|service| name.strip_prefix(service));
-        rests.any(|rest| rest.starts_with("_SERVICE_") || rest.starts_with("_PORT"))
+        // Docker sets only the variables of the port.
+        name.starts_with("TOWER_FENCE_PORT")
+            || rests.any(|rest| rest.starts_with("_SERVICE_") || rest.starts_with("_PORT"))
     };
     let unknown = names
         .iter()

@@ -124,21 +124,6 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         }
         whole.set_query(Some(query.trim_end_matches('&')));
     }
-    // sqlx opens these files at each connection.
-    for (name, parameters) in FILES {
-        let given = pairs
-            .iter()
-            .rfind(|(given, _)| parameters.contains(&&**given));
-        let file = match given {
-            Some((_, file)) => Some(file.clone()),
-            None => set(name)?,
-        };
-        // sqlx also accepts the contents of a file.
-        if let Some(file) = file.filter(|file| file != SYSTEM && !file.contains("-----BEGIN")) {
-            let opened = File::open(&file);
-            opened.map_err(|error| Failure::file("cannot read", Path::new(&file), error))?;
-        }
-    }
     let mut options: PgConnectOptions = whole
         .as_str()
         .parse()
@@ -178,10 +163,36 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         }
         Some(_) => None,
     };
-    Ok(match verifies {
+    let options = match verifies {
         Some(mode) => options.ssl_mode(mode),
         None => options,
-    })
+    };
+    if matches!(
+        options.get_ssl_mode(),
+        PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull
+    ) {
+        check_files(&pairs)?;
+    }
+    Ok(options)
+}
+
+/// Checks that the files that sqlx opens at each connection can be read.
+fn check_files(pairs: &[(String, String)]) -> Result<(), Failure> {
+    for (name, parameters) in FILES {
+        let given = pairs
+            .iter()
+            .rfind(|(given, _)| parameters.contains(&&**given));
+        let file = match given {
+            Some((_, file)) => Some(file.clone()),
+            // A variable may also have the contents of a file.
+            None => set(name)?.filter(|file| !file.contains("-----BEGIN")),
+        };
+        if let Some(file) = file.filter(|file| !file.is_empty() && file != SYSTEM) {
+            let opened = File::open(&file);
+            opened.map_err(|error| Failure::file("cannot read", Path::new(&file), error))?;
+        }
+    }
+    Ok(())
 }
 
 /// The libpq name for the certificate authorities of the system.
@@ -320,7 +331,8 @@ mod tests {
                 "sslrootcert=Cargo.toml&sslmode=require",
                 PgSslMode::VerifyCa,
             ),
-            ("sslmode=prefer&sslrootcert=Cargo.toml", PgSslMode::Prefer),
+            ("sslmode=prefer&sslrootcert=a.pem", PgSslMode::Prefer),
+            ("sslmode=disable&sslrootcert=a.pem", PgSslMode::Disable),
             (
                 "sslmode=verify-full&sslrootcert=Cargo.toml",
                 PgSslMode::VerifyFull,

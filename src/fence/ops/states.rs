@@ -102,15 +102,15 @@ impl<DB: FenceDatabase> Fence<DB> {
         let (row, floor, epoch, has_leases) = read.await?;
         let row = row.and_then(fence_row);
         let announced = row.as_ref().and_then(|row| row.announced);
+        // A forged token can force a grant at the end of the range, and `reset` must be able to set
+        // `max_token` below that grant.
+        let announced = announced.filter(|announced| *announced < Token::MAX);
         // The grants of a removed row, as in the SQL function `reset`.
         let last_token = epoch.map_or(0, |epoch| (epoch + 1) * Epoch::SIZE - 1);
         let removed = match has_leases && announced.is_none() {
             true => floor.min(last_token),
             false => 0,
         };
-        // A forged token can force a grant at the end of the range, and `reset` must be able to set
-        // `max_token` below that grant.
-        let announced = announced.filter(|announced| *announced < Token::MAX);
         let begun = epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
         Ok(FenceState {
             row,

@@ -73,8 +73,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// the resource has happened since the snapshot, and none can happen until the statement is
     /// committed. Otherwise, for example because another process has just written to the resource,
     /// the statement writes nothing, and runs again in an open transaction that takes the lock
-    /// first. The statement also runs again if it returned no row, and if the resource has no row
-    /// yet.
+    /// first. The statement also runs again if it returned no row, if the resource has no row yet,
+    /// and if the token is the first one above an announced token.
     ///
     /// In each of these cases, Postgres logs an error with the text "tower-fence: the single
     /// statement was rolled back and runs again in a transaction". The error also rolls back the

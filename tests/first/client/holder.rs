@@ -91,35 +91,52 @@ async fn empty_owner_is_ignored() {
 async fn superseded_token_is_a_loss_and_used_token_is_not() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
-    let problem = |resource: &str, max_token: i64| {
+    let problem = |resource: &str, max_token: i64, used: bool| {
         let problem = json!({
             "type": "https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token",
             "resource": resource,
             "presented_token": lease.token(),
             "max_token": max_token,
+            "used": used,
         });
         problem.to_string().into_bytes()
     };
     let refused = StatusCode::PRECONDITION_FAILED;
     let own = lease.token().get();
-    lease.observe(refused, &problem("sku-1", own)).unwrap();
-    lease.observe(refused, &problem("sku-2", own + 1)).unwrap();
     lease
-        .observe(StatusCode::OK, &problem("sku-1", own + 1))
+        .observe(refused, &problem("sku-1", own, true))
+        .unwrap();
+    lease
+        .observe(refused, &problem("sku-2", own + 1, false))
+        .unwrap();
+    lease
+        .observe(StatusCode::OK, &problem("sku-1", own + 1, false))
         .unwrap();
     lease.observe(refused, b"something else").unwrap();
-    let by_floor = problem("sku-1", own + 1);
+    let by_floor = problem("sku-1", own + 1, false);
     let by_floor = String::from_utf8(by_floor)
         .unwrap()
         .replacen('{', r#"{"by_floor":true,"#, 1);
     lease.observe(refused, by_floor.as_bytes()).unwrap();
     let lost = lease.lost();
     let loss = lease
-        .observe(refused, &problem("sku-1", own + 1))
+        .observe(refused, &problem("sku-1", own + 1, false))
         .unwrap_err();
     assert_matches!(loss, Loss::Superseded(_));
     assert!(matches!(lost.await, Loss::Superseded(stale) if stale.max_token == own + 1));
     assert!(lease.run(async {}).await.is_err());
+
+    // Another client has used the next token, as a reusable one.
+    let lease = issued.holder(30_000).acquire("sku-2").await.unwrap();
+    let own = lease.token();
+    let refusal = json!({
+        "type": "https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token",
+        "resource": "sku-2",
+        "presented_token": own,
+        "max_token": own,
+    });
+    let loss = lease.observe(refused, refusal.to_string().as_bytes());
+    assert_matches!(loss, Err(Loss::Superseded(_)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

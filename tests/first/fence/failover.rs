@@ -24,7 +24,7 @@ use crate::support::{
     eventually,
     fence::{is_stale, refuses, sku, token, write},
     functions,
-    lease::{LONG, is_misconfigured},
+    lease::{LONG, grant, is_misconfigured},
     redis::{fresh_prefix, shared_url},
 };
 
@@ -52,6 +52,17 @@ pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     write(&fence, 1_000_000_005).await.unwrap();
     (db, fence)
+}
+
+#[tokio::test]
+async fn renewal_of_an_unused_token_is_lost_after_a_failover() {
+    let db = Postgres::fresh(2).await;
+    let store = MemoryLeases::new(db.fence());
+    let [one, two] = [(); 2].map(|()| store.clone().announced_to(db.fence()));
+    let lease = grant(&one, &sku(), LONG).await;
+    was_on_timeline(&db, "00000000").await;
+    let renewed = two.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert_matches!(renewed, Err(LeaseError::Lost { .. }));
 }
 
 /// Sets the timeline of all rows, as if the server had been on this timeline until now.

@@ -177,7 +177,8 @@ pub struct LimitArgs {
     /// The maximum number of connections. If it is reached, the server closes a connection for each
     /// new connection. It first closes connections that have sent nothing for a second, then those
     /// that are slow to send a request, then idle ones, then those whose client does not read its
-    /// response. While every other connection has a request, new connections wait.
+    /// response, and last those that were opened within the last second. While every other
+    /// connection has a request, new connections wait.
     #[arg(long, env = "TOWER_FENCE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,

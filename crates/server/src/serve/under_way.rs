@@ -63,9 +63,9 @@ impl UnderWay {
         let most = limits.max_waiting.min((connections / 2).max(1));
         if most < limits.max_waiting {
             tracing::info!(
-                wanted = limits.max_waiting,
+                max_waiting = limits.max_waiting,
                 most,
-                "fewer waiting requests than configured, because of the limit of connections"
+                "fewer requests may wait than --max-waiting allows, because of the limit of connections"
             );
         }
         Self {

@@ -149,7 +149,7 @@ impl LastWord {
         let phase = match announcement {
             Announcement::Announced => Phase::Announced(token),
             Announcement::Superseded { next, was_last } => match request.kind {
-                Kind::Renew { new_token: false } if was_last => {
+                Kind::Renew { new_token: false } if was_last && next == token + 1 => {
                     return self.answer(state, of, &request, token);
                 }
                 Kind::Renew { .. } => Phase::Lost,
