@@ -7,8 +7,8 @@ CREATE TABLE tower_fence.resources (
     resource TEXT PRIMARY KEY NOT NULL CHECK (length(CAST(resource AS BLOB)) BETWEEN 1 AND 255),
     max_token INTEGER NOT NULL CHECK (max_token BETWEEN 0 AND 999999999999999),
     updated_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
-    -- The highest token that was announced as granted, and SHA-256 of the lease id of that grant, or
-    -- null if a higher token was used or raised since.
+    -- The highest token that was announced as granted, and SHA-256 of the lease id of that grant,
+    -- or null if a higher token was used or raised since.
     announced INTEGER NOT NULL DEFAULT 0 CHECK (announced BETWEEN 0 AND 999999999999999),
     announced_lease BLOB,
     partition INTEGER NOT NULL CHECK (partition BETWEEN 0 AND 255)

@@ -237,13 +237,14 @@ impl<L: Leases> LeaseGuard<L> {
 
     /// Checks whether the response to a write shows that the lease is lost.
     ///
-    /// A 412 `stale-token` whose `max_token` is higher than this lease's token, or that refuses this
-    /// lease's token without [`used`](StaleToken::used), means that another holder has the lease or
-    /// a foreign token has superseded it. The lease is not lost if the fence refused the token because it had
-    /// already been used, or refused it [`by_floor`](StaleToken::by_floor). In the latter case,
-    /// renew [with a new token](Self::renew_with_new_token), and read the data again. After a
-    /// request for a new token that has no response, `max_token` may be the requested token.
-    /// Therefore, the lease does not count as lost until a later renewal has shown its token.
+    /// A 412 `stale-token` whose `max_token` is higher than this lease's token, or that refuses
+    /// this lease's token without [`used`](StaleToken::used), means that another holder has the
+    /// lease or a foreign token has superseded it. The lease is not lost if the fence refused the
+    /// token because it had already been used, or refused it [`by_floor`](StaleToken::by_floor). In
+    /// the latter case, renew [with a new token](Self::renew_with_new_token), and read the data
+    /// again. After a request for a new token that has no response, `max_token` may be the
+    /// requested token. Therefore, the lease does not count as lost until a later renewal has shown
+    /// its token.
     ///
     /// # Errors
     ///
