@@ -23,7 +23,7 @@ use crate::{
             acquire, acquire_as, admit, admit_reusable, execute, is_refused, raise, release, renew,
         },
         lease::{LONG, grant, is_held, join, sku},
-        postgres,
+        postgres, template,
     },
 };
 
@@ -217,6 +217,10 @@ async fn next_foreign_token_ends_a_lease() {
         Foreign::Statement,
         Foreign::Key,
     ] {
+        // On a distributed fence, `admit_once` claims only a key.
+        if matches!(foreign, Foreign::Key) && !template::workers().is_empty() {
+            continue;
+        }
         for new_token in [false, true] {
             let held = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
             foreign.uses(&db, held.token + 1).await;
