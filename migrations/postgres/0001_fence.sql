@@ -1072,8 +1072,7 @@ BEGIN
     -- The outcome is behind for the reasons in try_admit(), or because another transaction has
     -- inserted the row in the meantime.
     outcome := CASE
-        WHEN seen.is_behind THEN 'behind'
-        WHEN highest >= announce.token OR seen.is_lost THEN 'superseded'
+        WHEN seen.is_behind IS NOT TRUE AND (highest >= announce.token OR seen.is_lost) THEN 'superseded'
         ELSE 'behind' END;
 END
 $fence$;

@@ -182,7 +182,7 @@ impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
             .route("/reset", post(fences::reset::<DB, L>))
             .route("/events", get(live::events::<DB, L>))
             .route_layer(from_fn(request::refuse_other_sites))
-            .layer(DefaultBodyLimit::max(request::BODY_LIMIT_BYTES));
+            .layer(DefaultBodyLimit::max(rejection::BODY_LIMIT_BYTES));
         Router::new()
             .route("/", get(page::index))
             .route("/{file}", get(page::file))

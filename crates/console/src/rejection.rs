@@ -12,7 +12,10 @@ use tower_fence::{
     problem::{Problem, ProblemType},
 };
 
-use super::{readers::STREAM_LIMIT, request::BODY_LIMIT_BYTES};
+use super::readers::STREAM_LIMIT;
+
+/// The maximum length of a request body.
+pub(super) const BODY_LIMIT_BYTES: usize = 4 * 1024;
 
 pub(super) enum Rejection {
     /// A part of the request is invalid.

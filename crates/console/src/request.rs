@@ -13,8 +13,6 @@ use tokio::time::timeout;
 
 use super::rejection::Rejection;
 
-/// The maximum length of a request body.
-pub(super) const BODY_LIMIT_BYTES: usize = 4 * 1024;
 /// The timeout for a request body.
 const BODY_WAIT: Duration = Duration::from_secs(10);
 

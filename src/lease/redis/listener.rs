@@ -15,7 +15,6 @@
 //!    stopped waiting, that process removes the request from the queue.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -27,17 +26,16 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{answer::parse_ms, connection::Connection, list::resource_of_key, store::RedisBackend};
+use super::{
+    answer::parse_ms,
+    connection::Connection,
+    list::resource_of_key,
+    store::{Hearing, RedisBackend},
+};
 use crate::lease::{LeaseError, Turns};
 
 /// Interval at which the connection is checked while requests wait.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-
-/// Listening connection, with the partitions to which it is subscribed.
-pub(super) struct Hearing {
-    subscriber: Connection,
-    partitions: Mutex<BTreeSet<u8>>,
-}
 
 /// Removes the listening connection when the listener ends or is dropped.
 struct HearingGuard<'a>(&'a RedisBackend);

@@ -1,11 +1,12 @@
 //! Steps of the store in Redis.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     sync::{Arc, Mutex},
 };
 
-use super::{listener::Hearing, scripts::Scripts};
+use super::{connection::Connection, scripts::Scripts};
 use crate::{
     epochs::{Epoch, partition_of},
     lease::{
@@ -48,6 +49,12 @@ pub struct RedisBackend {
     pub(super) issuer: Box<str>,
     /// The listening connection, while it is open.
     pub(super) hearing: Mutex<Option<Arc<Hearing>>>,
+}
+
+/// Listening connection, with the partitions to which it is subscribed.
+pub(super) struct Hearing {
+    pub(super) subscriber: Connection,
+    pub(super) partitions: Mutex<BTreeSet<u8>>,
 }
 
 impl RedisBackend {
