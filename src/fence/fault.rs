@@ -178,7 +178,8 @@ impl Failure {
     fn contention(why: &str) -> Self {
         Self {
             fault: Fault::Contention,
-            // Unlike most variants, this one does not add that a communication failed.
+            // The message of this variant is only `why`. Most other variants report a failed
+            // communication.
             cause: Arc::new(sqlx::Error::InvalidArgument(why.to_owned())),
         }
     }
@@ -214,7 +215,6 @@ impl Failure {
         None
     }
 
-    /// Replaces the classification.
     pub(super) fn with_fault(self, fault: Fault) -> Self {
         Self { fault, ..self }
     }

@@ -26,7 +26,7 @@ pub(in crate::fence) enum QueueKey {
     Key([u8; 32], String),
     /// The task that moves the resources of a distributed fence to the current timeline.
     CatchUp,
-    /// Calls of an SQL function for a resource whose rows are locked, and whether they assign a
+    /// Calls to an SQL function for a resource whose rows are locked, and whether they assign a
     /// token.
     #[cfg(feature = "postgres")]
     Call(&'static str, bool, Resource),
@@ -40,7 +40,8 @@ pub(in crate::fence) struct Queues {
 
 pub(crate) struct Queue {
     turns: Arc<Semaphore>,
-    /// Whether the last request that joined, or that had its turn, was blocked.
+    /// Whether requests are blocked. A request that joins sets this value, and a request that was
+    /// not blocked at its turn clears it.
     is_blocked: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Calls of the fence's SQL functions in Postgres.
+//! Calls to the fence's SQL functions in Postgres.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -70,7 +70,7 @@ impl Calls for Fence<Postgres> {
     }
 }
 
-/// Maximum time that a call of a function waits for a lock before it waits in the queue instead.
+/// Maximum time that a call waits for a lock before it waits in the queue instead.
 const MOMENT: Duration = Duration::from_millis(50);
 
 impl Fence<Postgres> {

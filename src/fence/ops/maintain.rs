@@ -25,9 +25,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call
-    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. If a lease outside of
-    /// this database may be held for 90 days without a write, do so as well, and call
-    /// [`remove_idle_below`](Self::remove_idle_below) with the tokens of the held leases. A
+    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. Use the same loop if a
+    /// lease outside of this database may be held for 90 days without a write, and also call
+    /// [`remove_idle_below`](Self::remove_idle_below) in it, with the tokens of the held leases. A
     /// [distributed fence](crate::deployment#not-available-on-a-distributed-fence) keeps the rows
     /// of resources, so only keys are removed.
     ///

@@ -18,8 +18,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [`schema`](crate::FenceBuilder::schema), which this method also creates. Call this method at
     /// each start: if the tables are current, it needs no privilege to create objects. On Postgres,
     /// if the role owns the objects, each call also makes the owner of the schema their owner, and
-    /// revokes the privileges of `PUBLIC` on them. This is necessary because, after a dump without
-    /// privileges was loaded, every role may use the objects. The method waits at most 10 s for a
+    /// revokes the privileges of `PUBLIC` on them. Without these steps, every role could use the
+    /// objects after a dump without privileges was loaded. The method waits at most 10 s for a
     /// lock.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let names = &self.connections.names;
         DB::migrate(On::new(&mut *conn, names), self.failover_detection).await?;
         DB::check(On::new(&mut *conn, names)).await?;
-        // The requests may have another role, so the next use of the fence checks it again.
+        // Requests may run under another role, so the next use of the fence checks it again.
         names.require_check();
         Ok(())
     }

@@ -4,7 +4,6 @@ use sqlx::{Connection, Database, migrate::MigrateError, pool::PoolOptions};
 
 use super::{Names, On};
 
-/// Setup of the fence in a database.
 #[trait_variant::make(Send)]
 pub(crate) trait Setup: Database {
     /// Returns the options of a pool that the fence opens itself.

@@ -39,7 +39,7 @@ macro_rules! states {
                  WHERE resource > $1 AND resource >= $2 AND resource <= $3 ORDER BY resource LIMIT $4"
             );
             let sql = match names.is_distributed() {
-                // There, the column may have another collation than "C".
+                // On a distributed fence, the collation of the column may differ from "C".
                 true => {
                     let bytewise = STATES.replace("resource ", "resource COLLATE \"C\" ");
                     sqlx::AssertSqlSafe(names.apply(&bytewise)).into_sql_str()

@@ -10,7 +10,6 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Operations on the fence's tables other than admissions.
 #[trait_variant::make(Send)]
 pub(crate) trait Tables: Database {
     /// Makes every token below `token` stale, and returns the highest stale token, which may be

@@ -6,7 +6,6 @@ use sqlx::{Connection, Database};
 
 use crate::fence::settings::Limits;
 
-/// Connections and transactions of a database.
 #[trait_variant::make(Send)]
 pub(crate) trait Transactions: Database {
     /// Returns the address of the database, without secrets.

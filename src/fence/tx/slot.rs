@@ -123,7 +123,6 @@ impl<DB: FenceDatabase> Slot<DB> {
         self.has_key
     }
 
-    /// Returns the claims of the request.
     pub(crate) const fn claims(&self) -> &Claims {
         &self.claims
     }

@@ -59,9 +59,9 @@ const CHECK_CITUS: &str = "SELECT \
             WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.commit_marks')) AS is_joined";
 
 /// Block that refuses a schema whose owner this role cannot trust. The owner of the schema becomes
-/// the owner of all functions, and could replace those that other roles execute. A role that could
-/// have created the schema itself is refused even if the tables are current, because it must not
-/// read a view that replaces one of them. Another role may still find that the tables are current.
+/// the owner of all functions, and could replace those that other roles execute. If the tables are
+/// current, only a role that may create schemas is refused, because it must not read a view that
+/// replaces one of the tables. Any other role may find that the tables are current.
 const TRUST: &str = "DO $fence$ DECLARE stranger CONSTANT pg_catalog.name := (SELECT o.rolname \
     FROM pg_catalog.pg_namespace AS n \
     JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database() \

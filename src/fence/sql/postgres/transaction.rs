@@ -141,9 +141,9 @@ impl Transactions for Postgres {
 /// only for frozen processes, not for slow handlers.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// Statements that end a transaction that was left open on the connection. Otherwise, the server
-/// would only warn, and the fenced transaction would run inside the other one, with the `now()` and
-/// the settings of the other one. `BEGIN` prevents the warning of a `ROLLBACK` outside of any
+/// Statements that end a transaction that was left open on the connection. Otherwise, BEGIN would
+/// only cause a warning, and the statements of the fence would run in the open transaction, with
+/// its `now()` and its settings. `BEGIN` prevents the warning of a `ROLLBACK` outside of any
 /// transaction.
 const LEAVE: &str = "BEGIN; ROLLBACK";
 
