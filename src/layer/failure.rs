@@ -1,4 +1,4 @@
-//! [`DatabaseError`]: the response of a handler after a failed statement or call of the fence.
+//! [`DatabaseError`]: the response of a handler whose statement or call to the fence has failed.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     token::Resource,
 };
 
-/// Error response for a handler whose statement, or whose call of the fence, has failed.
+/// Error response for a handler whose statement, or whose call to the fence, has failed.
 ///
 /// The operator `?` converts sqlx's errors and the errors of the fence into this type. A
 /// [`WriteError`] is rendered as if the handler had returned it. Any other error of the fence is

@@ -28,10 +28,11 @@ use crate::{
 /// which requests it must not repeat.
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
-/// [principal](Self::principal), by default the `Authorization` header. In another scope, the same
-/// text is another key, so with the default scope a request for other resources is a new write. A
-/// repetition must have the same method, path, query, resources and body. Otherwise the layer
-/// refuses the repetition with 422.
+/// [principal](Self::principal), by default the `Authorization` header. The same text is a
+/// different key in each scope. With the default scope, a request for other resources is therefore
+/// a new write. A repetition must have the same method, path, query, resources and body. Otherwise
+/// the layer refuses the repetition with 422.
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -91,8 +92,8 @@ impl Idempotency {
     /// longest time that a transaction may take (35 seconds for one resource by default), but at
     /// most a day, so that a concurrent request with the key finds the record.
     ///
-    /// After that time, a request with the same key is a new write. From then on, only the single
-    /// use of the token prevents a second write.
+    /// After that time, a request with the same key is a new write. Only the single use of its
+    /// token then prevents a second write.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
@@ -111,8 +112,8 @@ impl Idempotency {
         self
     }
 
-    /// Sets the scope of the keys, in addition to the [principal](Self::principal). The same text
-    /// in two scopes is two different keys. Default: the resources of the request.
+    /// Sets the scope of the keys, in addition to the [principal](Self::principal). Scopes do not
+    /// share keys. Default: the resources of the request.
     ///
     /// Whatever the scope is, a repetition must name the same resources.
     #[must_use]

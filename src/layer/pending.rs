@@ -101,7 +101,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 
     /// Returns the transaction that the layer has begun, if the request has an idempotency key.
-    /// Without a key, a transaction in the slot belongs to an earlier call of the handler, and must
+    /// Without a key, a transaction in the slot belongs to an earlier call to the handler, and must
     /// not be used again.
     fn begun(&self) -> Option<FencedTx<DB>> {
         let has_key = self.slot.has_key();

@@ -143,8 +143,9 @@ where
         let route = request.extensions().get::<MatchedPath>();
         let route = route.map(MatchedPath::as_str);
         let span = tracing::error_span!("fence", route, resource = Empty, token = Empty);
-        // The level is ERROR, so that the filter `warn` keeps the fields of the lines inside. If a
-        // filter disables this span, `Span::current` returns a span of the application.
+        // The level is ERROR, so that log lines in this span have its fields even with the filter
+        // `warn`. `Span::current` is not used, because it returns a span of the application if a
+        // filter disables this one.
         let fields = span.clone();
         let call = async move {
             let response = config.respond(inner, request, &fields).await?;
