@@ -8,13 +8,13 @@
 //! 2. Any other announcement is refused, and the resource does not change. If the lease is still
 //!    held, [`Announced`] asks the store for a higher token for the same lease, and announces that
 //!    token.
-//! 3. Rule 2 does not apply to a renewal, whose announcement is also refused if the last
-//!    announcement was that of another lease, or if a token above the last announced one was used.
-//!    If the announcement of a renewal is refused, [`Announced`] asks the store for the lease's
-//!    current token. If that token is higher, another renewal of the same lease has overtaken this
-//!    one. This renewal then returns the higher token or, if it requested a new token, requests
-//!    another one. Otherwise the lease is lost, because another holder may have written since this
-//!    holder last read its data.
+//! 3. The announcement of a renewal is also refused if the last announcement was that of another
+//!    lease, or if a token above the last announced one was used. After any refusal of a renewal,
+//!    [`Announced`] does not follow rule 2, but asks the store for the lease's current token. If
+//!    that token is higher, another renewal of the same lease has overtaken this one. This renewal
+//!    then returns the higher token or, if it requested a new token, requests another one.
+//!    Otherwise the lease is lost, because another holder may have written since this holder last
+//!    read its data.
 //! 4. An announcement can be slow. If it took at least half the TTL, the lease is renewed before it
 //!    is returned, so that no holder receives an expired lease.
 //!
@@ -142,7 +142,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         let mut lease = self.leases.renew(resource, id, request).await?;
         let keeps_token = !request.new_token;
         let known = self.last_announced(&lease);
-        // A higher token is that of another renewal, which was answered earlier.
+        // If the announced token is higher, another renewal has received it and was answered first.
         if let Some((token, signed)) =
             known.filter(|(known, _)| keeps_token || *known == lease.token)
         {
@@ -249,11 +249,11 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     };
                     continue;
                 }
-                // The same for the highest possible token, which has no next one.
+                // For the highest possible token, which has no next one, this error means the same.
                 Err(AnnounceError::Exhausted { max_token })
                     if keeps_token && max_token == token.get() => {}
                 Err(AnnounceError::Exhausted { max_token }) => {
-                    // If a foreign token is the highest, a renewal is superseded like by any other.
+                    // The highest possible token supersedes a renewal like any other foreign token.
                     let Some(request) = renewal.filter(|_| max_token > token.get()) else {
                         return Err(LeaseError::exhausted(resource, max_token));
                     };

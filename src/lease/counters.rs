@@ -46,9 +46,10 @@ struct State {
     /// The highest epoch (0 if none) and number that this process has seen. Each grant and each
     /// renewal raises it, and so does the end of an epoch.
     highest: (i64, i64),
-    /// The highest epoch that the source has confirmed, and the time. A new epoch and a report that
-    /// a grant waits for set both, a report of a grant in the background sets the time when it
-    /// begins, and [`doubt`](KnownCounters::doubt) removes both.
+    /// The highest epoch that the source has confirmed, and the time of the last report. A new
+    /// epoch sets both, and so does a report that a grant waits for. If a grant causes a report in
+    /// the background, the report sets only the time, when it begins.
+    /// [`doubt`](KnownCounters::doubt) removes both.
     confirmed: Option<(i64, Instant)>,
     /// The lowest valid epoch, or 0 if it is unknown. Each reply to a report raises it.
     lowest: i64,
@@ -88,7 +89,7 @@ impl KnownCounters {
         self.state(partition).highest
     }
 
-    /// Returns whether all tokens that this process has seen in a partition are of ended epochs.
+    /// Returns whether all tokens that this process has seen in a partition belong to ended epochs.
     pub(super) fn has_ended(&self, partition: u8) -> bool {
         let state = self.state(partition);
         state.highest.0 < state.lowest

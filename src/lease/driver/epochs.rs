@@ -48,9 +48,9 @@ impl<B: Backend> Store<B> {
             if recorded.await? && granted_at.elapsed() < ttl / 2 {
                 return Ok(reply);
             }
-            // The epoch has ended, or much of the TTL has passed. When the step is repeated, the
-            // TTL begins again, or the store grants a token of a later epoch, or it reports that
-            // the lease is lost.
+            // Much of the TTL has passed, or the epoch has ended. The repeated step restarts the
+            // TTL. If the epoch has ended, the step takes a token of a later epoch, or the lease is
+            // lost.
         }
         Err(LeaseError::unavailable(UnstableCounter))
     }
@@ -100,8 +100,8 @@ impl<B: Backend> Store<B> {
                     // lower when the step is repeated, it was restored from an earlier copy, and
                     // must not be used.
                     let partition = partition_of(resource);
-                    // If the source has ended the epoch, the process has logged this instead, and
-                    // has seen no higher counter.
+                    // If the source has ended the epoch, the process has already logged this. The
+                    // state that it has seen is then the end of that epoch, not that of a counter.
                     if !self.counters()?.has_ended(partition) {
                         tracing::warn!(
                             partition,

@@ -110,8 +110,8 @@ pub(super) enum Turn {
     Timer,
     /// Another request under the same lease id has taken the position of this request.
     Displaced,
-    /// The caller has dropped the request, and its lease id was released, so the client will not
-    /// retry; or the store's queue no longer has the request.
+    /// The caller has dropped the request. Either its lease id was released, so the client will not
+    /// retry, or the store's queue no longer has the request.
     Dismissed,
 }
 
@@ -310,8 +310,8 @@ impl ResourceQueue {
         self.wake_first();
     }
 
-    /// Does the same, but keeps an earlier time that has not passed. That time may come from a
-    /// newer notification, and a retry that is too early does no harm.
+    /// Like [`retry_in`](Self::retry_in), but keeps an earlier time that has not passed. That time
+    /// may come from a newer notification, and a retry that is too early does no harm.
     fn retry_within(&mut self, left: Duration) {
         let end = end_of(left);
         if end < self.retry_at || self.retry_at <= Instant::now() {

@@ -187,7 +187,8 @@ impl Partition {
                 self.queues.remove(resource);
             }
         }
-        // The new first request may not have been notified of the lease's expiry, or of its end.
+        // The new first request may not have been notified of the time at which the lease expires,
+        // or that the lease has ended.
         self.call_first(resource);
     }
 

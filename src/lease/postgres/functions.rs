@@ -1,4 +1,4 @@
-//! Calls of the SQL functions, and conversion of their results.
+//! Calls to the SQL functions, and conversion of their results.
 //!
 //! The checks in `crates/verification/interleavings` replace this module with a model, and run the
 //! [`store`](super::store) and the [`listener`](super::listener) as they are. Therefore the modules
@@ -27,9 +27,9 @@ use crate::{
 };
 
 /// Expands to the given columns, and an SQL expression that makes COMMIT wait for the disk if the
-/// function returns a token: after a crash, a lease that was reported as granted or renewed is held
-/// until the reported time. A setting of `synchronous_commit` that also makes COMMIT wait for a
-/// standby stays unchanged. Without a token, COMMIT does not wait.
+/// function returns a token. A lease that was reported as granted or renewed is then held until the
+/// reported time, even after a crash. A setting of `synchronous_commit` that also makes COMMIT wait
+/// for a standby stays unchanged. Without a token, COMMIT does not wait.
 macro_rules! durable_with_token {
     ($columns:literal) => {
         concat!(

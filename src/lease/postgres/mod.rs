@@ -1,4 +1,4 @@
-//! Leases in Postgres, in the database of the fence. Each step is one call of an SQL function, in
+//! Leases in Postgres, in the database of the fence. Each step is one call to an SQL function, in
 //! its own transaction.
 //!
 //! 1. A resource has one row in the table of leases, which is updated in place. A grant raises the

@@ -1,4 +1,4 @@
-//! Calls of Lua scripts.
+//! Calls to Lua scripts.
 
 use redis::{ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, ToRedisArgs};
 
@@ -9,7 +9,7 @@ pub(super) struct Script {
     digest: String,
 }
 
-/// Call of a script, with its keys and arguments.
+/// Call to a script, with its keys and arguments.
 pub(super) struct Call<'a> {
     script: &'a Script,
     keys: Vec<String>,
