@@ -25,8 +25,8 @@ impl Etcd {
         let made = self.gateway.call::<LeaseAnswer>("/v3/lease/grant", &body);
         match made.await {
             Ok(made) => Ok(made.ttl.unsigned_abs().max(seconds)),
-            // The id is random, so an attempt of this call has created the etcd lease, and its
-            // response was lost.
+            // The id is random, so an earlier attempt of this call has created the etcd lease, and
+            // its response was lost.
             Err(error) if error.is_lease_there() => Ok(seconds),
             Err(error) => Err(error),
         }

@@ -82,7 +82,7 @@ impl<L: Leases + Clone> Claim<L> {
         }
     }
 
-    /// Sets `asked_at` before each acquisition.
+    /// Acquires the lease. Sets `asked_at` before each acquisition.
     async fn ask(
         &self,
         holder: &Holder<L>,
@@ -118,8 +118,9 @@ impl<L: Leases + Clone> Claim<L> {
             Err(error) => return Err(Refused::new(Failure::other(chain(&error)))),
         };
         let may_be_left = match error {
-            // The store keeps the position in the queue for a moment, in case this process retries,
-            // and may grant the lease; or it has granted the lease to an earlier attempt.
+            // The store may have granted the lease to an earlier attempt. It may also still grant
+            // the lease, because it keeps the position in the queue for a moment, in case this
+            // process retries.
             LeaseError::Held { .. }
             | LeaseError::TooManyWaiters { .. }
             | LeaseError::Misconfigured(_) => !wait.is_zero(),

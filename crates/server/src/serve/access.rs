@@ -341,7 +341,7 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
     }
 }
 
-/// Logs the refusal of a request, and whether it has a secret if this is the question.
+/// Logs the refusal of a request and, if given, whether the request has an `Authorization` header.
 fn report(request: &Request, has_authorization: Option<bool>, sampler: &Sampler, refused: &str) {
     if let Some(suppressed) = sampler.next() {
         let peer = request.extensions().get::<SocketAddr>();
