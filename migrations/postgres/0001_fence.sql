@@ -372,8 +372,8 @@ COMMENT ON FUNCTION tower_fence.partition_of(text) IS
 -- seen also count. The part of the WAL that one failover loses is assumed to contain fewer than
 -- 1,000 epochs. At most 100 steps are counted, because a restored dump may contain the timeline of
 -- another cluster. A cluster is assumed to have fewer promotions between two uses of a partition. A
--- history begins with the version and the timeline (ten characters). On a
--- distributed fence, the system identifier of the server follows.
+-- history begins with the version and the timeline (ten characters). On a distributed fence, the
+-- system identifier of the server follows.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
