@@ -38,7 +38,8 @@ pub struct StaleToken {
     /// The fence sets this field if a single-use token equals `max_token` and no newer grant was
     /// announced. If grants are not announced, the field can be wrong. If the fence was raised for
     /// the next higher token, or if that token was used for a reusable write, `max_token` then also
-    /// equals the presented token, although the presented token was not used.
+    /// equals the presented token, although the presented token was not used. A used token that is
+    /// presented again as reusable, or to `Fence::raise`, is refused without this field.
     #[serde(default)]
     pub used: bool,
 }

@@ -224,9 +224,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
-    'Locks the row of a resource, after inserting the row if it is missing. Returns the lowest token that is above all '
-    'tokens that the fence has received for the resource and not below the epoch in which acquire() grants leases. '
-    'Waits for transactions that write to the resource.';
+    'Locks the row of a resource, after inserting the row if it is missing. Returns the lowest token that is above '
+    'max_token and the announced token, and not below the epoch in which acquire() grants leases. Waits for '
+    'transactions that write to the resource.';
 
 CREATE FUNCTION tower_fence.record_grant(resource text, token bigint, lease bytea)
 RETURNS boolean LANGUAGE plpgsql AS $fence$

@@ -246,6 +246,9 @@ impl<L: Leases> LeaseGuard<L> {
     /// requested token. Therefore, the lease does not count as lost until a later renewal has shown
     /// its token.
     ///
+    /// Do not pass the refusal of an operation that treats a single-use token as reusable, such as
+    /// `Fence::raise`. Such an operation refuses a used token without `used`.
+    ///
     /// # Errors
     ///
     /// Returns the [`Loss`] that this response shows, or the loss that was recorded earlier.
