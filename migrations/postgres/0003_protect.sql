@@ -222,7 +222,8 @@ COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
 -- admitted resource of the first row. If all rows match, the second query is skipped. Otherwise the
 -- second query checks each resource separately. Both queries are static, so that their plans are
 -- cached. The query for TRUNCATE is built at run time, because each partition has its own TRUNCATE
--- trigger.
+-- trigger. That query first checks one row. It reads the whole table only if the resource of that
+-- row was admitted.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -267,7 +268,10 @@ BEGIN
         ELSIF TG_OP = 'UPDATE' THEN%2$s
         ELSIF TG_OP = 'DELETE' THEN%3$s
         ELSE
-            EXECUTE concat(%4$L, TG_RELID::regclass, %5$L) INTO is_unfenced, unfenced;
+            -- With `enable_seqscan = off`, the scan of the table looks so expensive to the planner
+            -- that the server compiles the query (JIT).
+            PERFORM set_config('enable_seqscan', 'on', true);
+            EXECUTE concat(%4$L, TG_RELID::regclass, %5$L, TG_RELID::regclass, %6$L) INTO is_unfenced, unfenced;
         END IF;
     EXCEPTION WHEN undefined_column THEN
         RAISE undefined_column USING
@@ -284,7 +288,8 @@ $guard$,
         format(checks, inserted, inserted, admitted, is_refused),
         format(checks, concat(inserted, ' UNION ALL ', deleted), inserted, admitted, is_refused),
         format(checks, deleted, deleted, admitted, is_refused),
-        format('SELECT true, r.resource FROM (SELECT DISTINCT %s AS resource FROM ', resource),
+        format('SELECT true, r.resource FROM ((SELECT %s AS resource FROM ', resource),
+        format('%s LIMIT 1) UNION ALL SELECT DISTINCT %s FROM ', table_rows, resource),
         format('%s) AS r WHERE %s', table_rows, is_refused)
     );
 END

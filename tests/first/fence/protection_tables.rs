@@ -150,6 +150,33 @@ async fn partitions_are_written_and_truncated_by_themselves() {
     }
 }
 
+/// If the resource of one row was not admitted, a TRUNCATE reads no other row, whether or not there
+/// is a bypass, and whether or not there is an index.
+#[tokio::test]
+async fn truncate_reads_one_row_if_its_resource_was_not_admitted() {
+    let db = Postgres::fresh(2).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let setup = "CREATE TABLE plain (sku text); CREATE TABLE indexed (sku text PRIMARY KEY); \
+         INSERT INTO plain SELECT generate_series(1, 1000); INSERT INTO indexed TABLE plain; \
+         SELECT tower_fence.protect('plain', '{sku}'), tower_fence.protect('indexed', '{sku}')";
+    Postgres::run(&mut conn, setup).await;
+    for table in ["plain", "indexed"] {
+        // A scan of an index is not counted.
+        let read = format!("SELECT pg_stat_get_xact_tuples_returned('{table}'::regclass)");
+        let bypassed = format!("SELECT tower_fence.bypass('a test'); TRUNCATE {table}");
+        let refused =
+            format!("DO $$ BEGIN TRUNCATE {table}; EXCEPTION WHEN SQLSTATE 'TF428' THEN END $$");
+        for truncate in [bypassed, refused] {
+            Postgres::run(&mut conn, "BEGIN").await;
+            let before = Postgres::number(&mut conn, &read).await.unwrap();
+            Postgres::run(&mut conn, &truncate).await;
+            let after = Postgres::number(&mut conn, &read).await.unwrap();
+            Postgres::run(&mut conn, "ROLLBACK").await;
+            assert_eq!(after - before, 1, "{truncate}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn protected_table_cannot_become_a_partition_or_child() {
     let db = with_tables().await;
