@@ -273,10 +273,11 @@ BEGIN
             PERFORM set_config('enable_seqscan', 'on', true);
             EXECUTE concat(%4$L, TG_RELID::regclass, %5$L, TG_RELID::regclass, %6$L) INTO is_unfenced, unfenced;
         END IF;
-    EXCEPTION WHEN undefined_column THEN
-        RAISE undefined_column USING
+    EXCEPTION WHEN undefined_column OR datatype_mismatch OR cannot_coerce THEN
+        RAISE EXCEPTION USING
+            ERRCODE = SQLSTATE,
             MESSAGE = concat('the pattern of the protected table ', TG_RELID::regclass,
-                ' names a column that was renamed or dropped: ', SQLERRM),
+                ' names a column that was renamed, dropped or retyped: ', SQLERRM),
             HINT = 'Call tower_fence.protect() with a pattern of the columns that the table has now.';
     END;
     IF is_unfenced THEN

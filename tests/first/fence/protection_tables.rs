@@ -317,7 +317,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
         ] {
             let write = format!("{}{write}", admissions(["a"]));
             let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
-            let expected = "the pattern of the protected table public.whole names a column that was renamed or dropped";
+            let expected = "the pattern of the protected table public.whole names a column that was renamed, dropped or retyped";
             assert!(refused.message.starts_with(expected), "{refused:?}");
             assert_contains!(refused.hint, "tower_fence.protect()");
         }
@@ -340,8 +340,35 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
     ] {
         let write = format!("{}{write}", admissions(["a"]));
         let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
-        assert_contains!(refused.message, "renamed or dropped");
+        assert_contains!(refused.message, "renamed, dropped or retyped");
     }
+}
+
+/// The session has already written to the tables.
+#[tokio::test]
+async fn a_retyped_column_of_the_pattern_is_named() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let protect = "SELECT tower_fence.protect('whole', '{n}'), tower_fence.protect('parts', '{n}')";
+    Postgres::run(&mut conn, protect).await;
+    let whole = "DELETE FROM whole WHERE id = 1";
+    let part = "DELETE FROM parts WHERE id = 1";
+    is_unfenced(in_transaction(&mut conn, whole).await, "whole", "1");
+    is_unfenced(in_transaction(&mut conn, part).await, "part_1", "1");
+    let retype = "ALTER TABLE whole ALTER n TYPE bigint; ALTER TABLE parts ALTER n TYPE bigint";
+    Postgres::run(&mut conn, retype).await;
+    is_unfenced(in_transaction(&mut conn, whole).await, "whole", "1");
+    let refused = is_refused(in_transaction(&mut conn, part).await, "42804");
+    assert_contains!(refused.message, "renamed, dropped or retyped");
+    Postgres::run(&mut conn, protect).await;
+    is_unfenced(in_transaction(&mut conn, part).await, "part_1", "1");
+
+    let setup = "CREATE TABLE flags (flag boolean); SELECT tower_fence.protect('flags', '{flag}'); \
+         ALTER TABLE flags ALTER flag TYPE date USING now()";
+    Postgres::run(&mut conn, setup).await;
+    let write = "INSERT INTO flags VALUES (now())";
+    let refused = is_refused(in_transaction(&mut conn, write).await, "42846");
+    assert_contains!(refused.message, "renamed, dropped or retyped");
 }
 
 /// The owner of an enumeration renames it, and creates a cast to another type under its name.
