@@ -279,6 +279,11 @@ BEGIN
             MESSAGE = concat('the pattern of the protected table ', TG_RELID::regclass,
                 ' names a column that was renamed, dropped or retyped: ', SQLERRM),
             HINT = 'Call tower_fence.protect() with a pattern of the columns that the table has now.';
+    WHEN insufficient_privilege THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' runs with the privileges of ', current_user,
+                ': ', SQLERRM),
+            HINT = 'This role needs the privileges that tower_fence.protect() checks, and SELECT on each partition.';
     END;
     IF is_unfenced THEN
         PERFORM tower_fence.refuse_unfenced(TG_TABLE_SCHEMA, TG_TABLE_NAME, unfenced);

@@ -6,10 +6,10 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    functions::{admit, in_transaction, is_refused},
+    functions::{admit, execute, in_transaction, is_refused},
 };
 
-use super::protection::is_unfenced;
+use super::protection::{is_unfenced, with_tables};
 
 /// Returns a database with a table that has a column of each kind of type, protected by a pattern.
 async fn protected(pattern: &str) -> sqlx::Result<Fresh<Postgres>> {
@@ -101,6 +101,43 @@ async fn changed_owner_needs_the_table_to_be_protected_again() {
         .execute(&db.pool)
         .await;
     assert_eq!(code(refused), "TF428");
+}
+
+/// Unlike `ALTER TABLE`, this statement also changes the owner of the guard.
+#[tokio::test]
+async fn reassigned_guard_names_an_owner_without_privileges() {
+    let db = with_tables().await;
+    let former = db
+        .role(
+            "ALTER TABLE whole OWNER TO {role}; ALTER TABLE parts OWNER TO {role}; \
+             GRANT USAGE ON SCHEMA tower_fence TO {role}; GRANT SELECT ON tower_fence.resources TO {role}; \
+             GRANT EXECUTE ON FUNCTION tower_fence.refuse_unfenced TO {role}; \
+             SELECT tower_fence.protect('whole', '{sku}'), tower_fence.protect('parts', '{sku}')",
+        )
+        .await
+        .name;
+    let owner = db
+        .role(&format!("REASSIGN OWNED BY {former} TO {{role}}"))
+        .await
+        .name;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let writes = [("whole", "whole"), ("parts", "part_1")].map(|(table, written)| {
+        let write = format!("UPDATE {table} SET n = 0 WHERE id = 1");
+        (write, written)
+    });
+    for (write, written) in &writes {
+        let refused = is_refused(in_transaction(&mut conn, write).await, "42501");
+        let expected =
+            format!("the guard of public.{written} runs with the privileges of {owner}: ");
+        assert!(refused.message.starts_with(&expected), "{refused:?}");
+    }
+    // The hint of another call contains the remedy.
+    let protect = "SELECT tower_fence.protect('whole', '{sku}')";
+    let refused = is_refused(execute(&mut conn, protect).await, "42501");
+    db.execute(&refused.hint).await;
+    for (write, written) in &writes {
+        is_unfenced(in_transaction(&mut conn, write).await, written, "a");
+    }
 }
 
 #[tokio::test]
