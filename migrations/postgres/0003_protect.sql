@@ -137,7 +137,12 @@ CROSS JOIN pg_catalog.unnest(
 LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_catalog.concat('fence_guard_', v.guard)
     AND t.tgfoid = g.function
     -- After ALTER TABLE OWNER, the guard still belongs to the previous owner, who may change it.
-    AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.oid = t.tgfoid AND p.proowner = c.relowner);
+    -- Each partition has the guard of its root.
+    AND EXISTS (
+        SELECT FROM pg_catalog.pg_proc AS p
+        JOIN pg_catalog.pg_class AS r ON r.oid = coalesce(pg_catalog.pg_partition_root(c.oid)::oid, c.oid)
+        WHERE p.oid = t.tgfoid AND p.proowner = r.relowner
+    );
 COMMENT ON VIEW tower_fence.protected_tables IS
     'The protected tables, with one row for each trigger that a table needs. A table is protected if it has rows here, '
     '`enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its triggers has no '

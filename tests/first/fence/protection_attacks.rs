@@ -140,6 +140,38 @@ async fn reassigned_guard_names_an_owner_without_privileges() {
     }
 }
 
+/// `ALTER TABLE ... OWNER` does not change the owner of the partitions.
+#[tokio::test]
+async fn partitions_of_another_owner_are_protected() {
+    let db = with_tables().await;
+    let owner = db
+        .role(
+            "ALTER TABLE parts OWNER TO {role}; GRANT USAGE ON SCHEMA tower_fence TO {role}; \
+             GRANT SELECT ON tower_fence.resources TO {role}; \
+             GRANT EXECUTE ON FUNCTION tower_fence.refuse_unfenced TO {role}; \
+             SELECT tower_fence.protect('parts', '{sku}')",
+        )
+        .await
+        .name;
+    let not_enabled =
+        "SELECT count(*) FROM tower_fence.protected_tables WHERE enabled IS DISTINCT FROM 'A'";
+    assert_eq!(db.number(not_enabled).await, 0);
+    let mut conn = db.pool.acquire().await.unwrap();
+    let write = "UPDATE part_1 SET n = 0 WHERE id = 1";
+    is_unfenced(in_transaction(&mut conn, write).await, "part_1", "a");
+    // The guard reads the rows of the partition before a TRUNCATE.
+    let refused = is_refused(in_transaction(&mut conn, "TRUNCATE part_1").await, "42501");
+    assert_contains!(refused.message, &owner);
+    assert_contains!(refused.hint, "SELECT on each partition");
+    db.execute(&format!("GRANT SELECT ON part_1 TO {owner}"))
+        .await;
+    is_unfenced(
+        in_transaction(&mut conn, "TRUNCATE part_1").await,
+        "part_1",
+        "a",
+    );
+}
+
 #[tokio::test]
 async fn a_long_resource_is_cut_in_the_message() {
     let db = protected("{sku}").await.unwrap();
