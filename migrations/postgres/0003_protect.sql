@@ -661,7 +661,11 @@ BEGIN
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', made.tgname, made.relation);
     END LOOP;
-    IF guard_function IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = guard_function) THEN
+    -- After ALTER TABLE OWNER, the guard may still belong to the previous owner.
+    IF NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = guard_function) AND EXISTS (
+        SELECT FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+        WHERE p.oid = guard_function AND (pg_has_role(p.proowner, 'USAGE') OR pg_has_role(n.nspowner, 'USAGE'))
+    ) THEN
         -- CASCADE drops the copies of the triggers on shards that Citus has moved or split, which
         -- are not dropped with the triggers of the table.
         EXECUTE format('DROP FUNCTION %s() CASCADE', guard_function);

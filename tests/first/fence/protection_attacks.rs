@@ -103,6 +103,28 @@ async fn changed_owner_needs_the_table_to_be_protected_again() {
     assert_eq!(code(refused), "TF428");
 }
 
+/// The guard still belongs to the previous owner.
+#[tokio::test]
+async fn changed_owner_may_remove_the_protection() {
+    let db = protected("{sku}").await.unwrap();
+    let owner = db
+        .role(
+            "ALTER TABLE item OWNER TO {role}; GRANT USAGE ON SCHEMA tower_fence TO {role}; \
+             GRANT SELECT ON tower_fence.protected_tables TO {role}; \
+             GRANT EXECUTE ON FUNCTION tower_fence.unprotect, tower_fence.pattern_parts TO {role}",
+        )
+        .await;
+    let mut conn = owner.connect().await;
+    for was_protected in [1, 0] {
+        let unprotect = "SELECT tower_fence.unprotect('item')::int::bigint";
+        let removed = Postgres::number(&mut conn, unprotect).await;
+        assert_eq!(removed.unwrap(), was_protected);
+    }
+    Postgres::run(&mut conn, "INSERT INTO item (sku) VALUES ('a')").await;
+    let guards = "SELECT count(*) FROM pg_proc WHERE proname = 'fence_guard_item'";
+    assert_eq!(db.number(guards).await, 1);
+}
+
 /// Unlike `ALTER TABLE`, this statement also changes the owner of the guard.
 #[tokio::test]
 async fn reassigned_guard_names_an_owner_without_privileges() {
