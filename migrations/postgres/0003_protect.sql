@@ -137,11 +137,12 @@ CROSS JOIN pg_catalog.unnest(
 LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_catalog.concat('fence_guard_', v.guard)
     AND t.tgfoid = g.function
     -- After ALTER TABLE OWNER, the guard still belongs to the previous owner, who may change it.
+    -- After ALTER TABLE SET SCHEMA, it is still in the previous schema, whose owner may drop it.
     -- Each partition has the guard of its root.
     AND EXISTS (
         SELECT FROM pg_catalog.pg_proc AS p
         JOIN pg_catalog.pg_class AS r ON r.oid = coalesce(pg_catalog.pg_partition_root(c.oid)::oid, c.oid)
-        WHERE p.oid = t.tgfoid AND p.proowner = r.relowner
+        WHERE p.oid = t.tgfoid AND p.proowner = r.relowner AND p.pronamespace = r.relnamespace
     );
 COMMENT ON VIEW tower_fence.protected_tables IS
     'The protected tables, with one row for each trigger that a table needs. A table is protected if it has rows here, '
@@ -540,14 +541,14 @@ BEGIN
         )
     END;
 
-    -- If the table already has a guard that belongs to the table's owner, replace that function.
-    -- Otherwise, find a new name. A detached partition still has the guard of its former root. Do
-    -- not replace that function, because the root still needs it.
+    -- If the table already has a guard in its schema that belongs to its owner, replace that
+    -- function. Otherwise, find a new name. A detached partition still has the guard of its former
+    -- root. Do not replace that function, because the root still needs it.
     guard_function := (
         SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
         FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
         JOIN pg_namespace AS n ON n.oid = p.pronamespace
-        WHERE g.relation = protect.relation AND p.proowner = protected.relowner
+        WHERE g.relation = protect.relation AND p.proowner = protected.relowner AND p.pronamespace = protected.relnamespace
             -- On Citus, the shards of the table have the guard as well.
             AND (column_beside IS NOT NULL OR NOT EXISTS (
                 SELECT FROM pg_trigger AS t

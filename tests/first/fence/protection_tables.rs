@@ -371,6 +371,28 @@ async fn a_retyped_column_of_the_pattern_is_named() {
     assert_contains!(refused.message, "renamed, dropped or retyped");
 }
 
+/// `DROP SCHEMA` removes a trigger function in the previous schema, and the triggers with it.
+#[tokio::test]
+async fn a_table_in_another_schema_gets_a_guard_there() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let setup = "CREATE SCHEMA former; ALTER TABLE whole SET SCHEMA former; ALTER TABLE parts SET SCHEMA former; \
+         SELECT tower_fence.protect('former.whole', '{sku}'), tower_fence.protect('former.parts', '{sku}'); \
+         ALTER TABLE former.whole SET SCHEMA public; ALTER TABLE former.parts SET SCHEMA public";
+    Postgres::run(&mut conn, setup).await;
+    let without_guard = holes(&mut conn).await;
+    assert_eq!(without_guard.len(), 15, "{without_guard:?}");
+    let protect =
+        "SELECT tower_fence.protect('whole', '{sku}'), tower_fence.protect('parts', '{sku}')";
+    Postgres::run(&mut conn, protect).await;
+    assert_eq!(holes(&mut conn).await, [""; 0]);
+    Postgres::run(&mut conn, "DROP SCHEMA former CASCADE").await;
+    for (table, written) in [("whole", "whole"), ("parts", "part_1")] {
+        let write = format!("UPDATE {table} SET n = 0 WHERE id = 1");
+        is_unfenced(in_transaction(&mut conn, &write).await, written, "a");
+    }
+}
+
 /// The owner of an enumeration renames it, and creates a cast to another type under its name.
 #[tokio::test]
 async fn owner_of_an_enumeration_changes_no_resource() {
