@@ -69,21 +69,31 @@ COMMENT ON FUNCTION tower_fence.is_bypassed() IS 'Whether this transaction has c
 
 CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    fault text;
 BEGIN
     IF tower_fence.is_bypassed() THEN
         RETURN false;
     END IF;
+    BEGIN
+        PERFORM tower_fence.check_resource(refuse_unfenced.resource);
+    EXCEPTION WHEN SQLSTATE 'TF400' THEN
+        fault := CASE WHEN refuse_unfenced.resource IS NULL THEN 'a column of its pattern is null' ELSE SQLERRM END;
+    END;
     RAISE EXCEPTION USING
         ERRCODE = 'TF428',
         SCHEMA = table_schema,
         TABLE = table_name,
-        MESSAGE = CASE WHEN refuse_unfenced.resource IS NULL
-            THEN format('a row of %I.%I has no resource: a column of its pattern is null', table_schema, table_name)
-            ELSE format('%I.%I is written without an admission of %s',
-                table_schema, table_name, left(refuse_unfenced.resource, 255))
+        MESSAGE = CASE WHEN fault IS NULL
+            THEN format('%I.%I is written without an admission of %s',
+                table_schema, table_name, refuse_unfenced.resource)
+            ELSE format('a row of %I.%I has no resource: %s', table_schema, table_name, fault)
         END,
-        HINT = 'Call tower_fence.admit() for the resource of each row in the transaction that writes, or '
-            'tower_fence.bypass() to write without an admission.',
+        HINT = CASE WHEN fault IS NULL
+            THEN 'Call tower_fence.admit() for the resource of each row in the transaction that writes, or '
+                'tower_fence.bypass() to write without an admission.'
+            ELSE 'Write a row that has a resource, or call tower_fence.bypass() to write without an admission.'
+        END,
         DETAIL = json_build_object('resource', left(refuse_unfenced.resource, 255))::text;
 END
 $fence$;

@@ -287,7 +287,10 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
         // A row without a value in a column of the pattern has no resource.
         let nameless = format!("INSERT INTO {table} (id) VALUES (1)");
         let refused = is_refused(in_transaction(&mut conn, &nameless).await, "TF428");
-        assert_contains!(refused.message, "has no resource");
+        assert_contains!(
+            refused.message,
+            "has no resource: a column of its pattern is null"
+        );
         // This session has already written to the table.
         Postgres::run(
             &mut conn,
@@ -369,6 +372,29 @@ async fn a_retyped_column_of_the_pattern_is_named() {
     let write = "INSERT INTO flags VALUES (now())";
     let refused = is_refused(in_transaction(&mut conn, write).await, "42846");
     assert_contains!(refused.message, "renamed, dropped or retyped");
+}
+
+#[tokio::test]
+async fn a_row_without_a_resource_is_written_with_a_bypass_only() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for (sku, fault) in [
+        ("''", "cannot be empty"),
+        ("repeat('x', 256)", "at most 255 bytes, not 256"),
+        ("E'a\\tb'", "must not contain control characters"),
+    ] {
+        for (table, written) in [("whole", "whole"), ("parts", "part_3")] {
+            let write = format!("INSERT INTO {table} VALUES (9, {sku}, 1)");
+            let refused = is_refused(in_transaction(&mut conn, &write).await, "TF428");
+            let expected = format!("a row of public.{written} has no resource: ");
+            assert!(refused.message.starts_with(&expected), "{refused:?}");
+            assert_contains!(refused.message, fault);
+            assert_contains!(refused.hint, "tower_fence.bypass()");
+            assert!(!refused.hint.contains("tower_fence.admit()"), "{refused:?}");
+            let bypassed = format!("SELECT tower_fence.bypass('a test'); {write}");
+            in_transaction(&mut conn, &bypassed).await.unwrap();
+        }
+    }
 }
 
 /// `DROP SCHEMA` removes a trigger function in the previous schema, and the triggers with it.
