@@ -10,10 +10,12 @@ use tokio::{
 use super::{Lease, LeaseError, LeaseId, Leases};
 use crate::{time::after, token::Resource};
 
-/// Pause after the first attempt to release a lease. It doubles after each further attempt.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Longest pause between two attempts to release.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Returns the first and the longest pause between the attempts to release a lease. Each pause is
+/// twice as long as the previous one. The number of attempts hardly depends on `retry_for`.
+fn pauses(retry_for: Duration) -> (Duration, Duration) {
+    let first = (retry_for / 100).clamp(Duration::from_millis(50), Duration::from_secs(1));
+    (first, (retry_for / 8).max(first))
+}
 
 /// Guard that releases a lease in the background when it is dropped. By default, a failed release
 /// is not retried, and the lease expires; see [`retry_for`](Self::retry_for).
@@ -82,7 +84,8 @@ async fn release<L: Leases>(
     retry_for: Duration,
 ) -> Result<(), LeaseError> {
     let until = after(retry_for);
-    let (mut pause, mut is_retry) = (FIRST_PAUSE, false);
+    let (mut pause, longest) = pauses(retry_for);
+    let mut is_retry = false;
     loop {
         match leases.release(resource, id).await {
             // An earlier attempt was executed, but its response was lost.
@@ -90,7 +93,7 @@ async fn release<L: Leases>(
             Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
                 let pause_until = Instant::now() + pause.mul_f64(rand::random_range(0.5..1.0));
                 sleep_until(pause_until.min(until)).await;
-                (pause, is_retry) = ((pause * 2).min(LONGEST_PAUSE), true);
+                (pause, is_retry) = ((pause * 2).min(longest), true);
             }
             released => return released,
         }
@@ -115,6 +118,26 @@ impl Background {
     {
         if let Some(runtime) = Handle::try_current().ok().as_ref().or(self.0.as_ref()) {
             runtime.spawn(task);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_make_few_attempts_for_any_ttl() {
+        for secs in [1, 10, 30, 300, 3_600, 1_000_000] {
+            let retry_for = Duration::from_secs(secs);
+            let (mut pause, longest) = pauses(retry_for);
+            let (mut passed, mut attempts) = (Duration::ZERO, 1);
+            while passed < retry_for {
+                // The average of the random pauses is three quarters of `pause`.
+                (passed, attempts) = (passed + pause * 3 / 4, attempts + 1);
+                pause = (pause * 2).min(longest);
+            }
+            assert!(attempts < 30, "{secs} s: {attempts} attempts");
         }
     }
 }
