@@ -48,8 +48,8 @@ impl<L: Leases> Holder<L> {
 
     /// Sets how long a lease lasts without renewal. Default: 30 s.
     ///
-    /// The guard renews the lease after a third of this time. If the holder crashes, the resource
-    /// stays locked until the lease expires.
+    /// The guard renews the lease after at most a third of this time. If the holder crashes, the
+    /// resource stays locked until the lease expires.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
@@ -130,6 +130,9 @@ impl<L: Leases> Holder<L> {
     ///   not respond, or responded only after the lease had expired; immediately, if the response
     ///   is for another resource ([`HttpError::OtherResource`](super::HttpError::OtherResource)).
     /// - [`AcquireError::Lease`] with any other error of the store, immediately.
+    ///
+    /// If the store may have granted the lease although the call failed, a task releases the lease,
+    /// and retries until the TTL has passed.
     ///
     /// # Cancel safety
     ///

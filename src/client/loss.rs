@@ -10,8 +10,8 @@ pub enum Loss {
     /// it.
     ///
     /// This is also the reason if a renewal returned a different token although none was requested.
-    /// In that case the store no longer held the lease, and granted a new lease under the same id
-    /// to a delayed retry.
+    /// In that case a delayed retry of the acquisition got a new token, usually because the store
+    /// no longer held the lease.
     #[error("lost the lease on {resource}: the store refused to renew it")]
     Refused {
         /// The resource.

@@ -2,15 +2,16 @@
 //!
 //! 1. A [`Holder`] acquires leases from any [`Leases`](crate::lease::Leases): over HTTP from an
 //!    issuer ([`HttpLeases`]), or from a store in the same process.
-//! 2. The [`LeaseGuard`] renews the lease after a third of its TTL. It computes the expiry on the
-//!    monotonic clock, from the moment *before* each request was sent, so its expiry is never later
-//!    than the store's.
+//! 2. The [`LeaseGuard`] renews the lease after at most a third of its TTL. It computes the expiry
+//!    on the monotonic clock, from the moment *before* each request was sent, so its expiry is
+//!    never later than the store's.
 //! 3. The lease is lost immediately if the store refuses a renewal, or if a renewal returns a
 //!    different token although no new token was requested. If renewals fail for any other reason,
 //!    the lease is lost when its TTL has elapsed.
-//! 4. [`LeaseGuard::run`] drops the work as soon as the lease is lost. A paused process cannot
-//!    detect the loss in time, so each write must carry the fencing token. Use
-//!    [`LeaseGuard::headers`], or a [`TokenLayer`] for a tower client.
+//! 4. [`LeaseGuard::run`] drops the work as soon as the lease is lost, which can be a few
+//!    milliseconds after the next holder has acquired it. A paused process detects the loss much
+//!    later. Therefore, each write must carry the fencing token. Use [`LeaseGuard::headers`], or a
+//!    [`TokenLayer`] for a tower client.
 //!
 //! # Example
 //!
@@ -50,7 +51,9 @@
 //!   suspended. If the lease is lost during suspension, the guard detects the loss only at the next
 //!   renewal.
 //! - Renewals run on the Tokio runtime. If blocking work occupies all threads of the runtime for
-//!   longer than the TTL, the lease is lost.
+//!   longer than the TTL, the lease is lost. If the URL of the issuer contains a host name, the same
+//!   applies to the threads of `spawn_blocking`, on which reqwest resolves the name for most
+//!   renewals. To avoid this, use an IP address, or reqwest's feature `hickory-dns`.
 
 mod attempts;
 mod guard;

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::{held_lease::HeldLease, loss::Loss};
 use crate::lease::{Lease, LeaseError, LeaseId, Leases, Renew};
 
-/// Renews the lease, each time after a third of its TTL, until the lease is lost.
+/// Renews the lease, each time after about a third of its TTL, until the lease is lost.
 pub(super) async fn renew<L: Leases>(
     leases: Arc<L>,
     held: Arc<HeldLease>,
@@ -58,13 +58,19 @@ pub(super) async fn renew<L: Leases>(
                 let answer = timeout(ttl, answer).map(|in_time| in_time.unwrap_or_else(|_| Err(late())));
                 requests.push(answer.map(move |answer| (asked_at, answer)));
                 last_asked_at = asked_at;
-                renew_at = asked_at + ttl / 3;
+                renew_at = asked_at + interval(ttl);
                 if requests.len() > 1 {
                     held.failed(late());
                 }
             }
         }
     }
+}
+
+/// Returns the time from one renewal to the next. After a pause of the process, the renewals of all
+/// its leases are due together. Random intervals spread them again.
+fn interval(ttl: Duration) -> Duration {
+    (ttl / 3).mul_f64(rand::random_range(0.85..=1.0))
 }
 
 pub(super) fn late() -> LeaseError {
@@ -83,6 +89,19 @@ pub(super) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn renewals_are_spread_within_a_third_of_the_ttl() {
+        let ttl = Duration::from_secs(300);
+        let intervals: Vec<u64> = (0..400).map(|_| interval(ttl).as_secs()).collect();
+        assert!(
+            intervals
+                .iter()
+                .all(|interval| (85..=100).contains(interval))
+        );
+        assert!(intervals.iter().any(|interval| *interval < 90));
+        assert!(intervals.iter().any(|interval| *interval > 95));
+    }
 
     #[test]
     fn pauses_grow_to_their_bound_with_full_jitter() {

@@ -32,7 +32,8 @@ pub struct RunArgs {
     /// shell, an interpreter or a wrapper such as env or sudo.
     #[arg(long, env = "TOWER_FENCE_RESOURCE", value_name = "NAME")]
     resource: Option<String>,
-    /// The duration of the lease without a renewal. It is renewed after a third of this time.
+    /// The duration of the lease without a renewal. It is renewed after at most a third of this
+    /// time.
     #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = ttl)]
     pub ttl: Duration,
     /// How long to wait for the lease, or for an answer from the server: 0s means no wait, and
