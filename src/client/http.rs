@@ -1,6 +1,6 @@
 //! [`HttpLeases`]: a client for the leases of an issuer, over HTTP.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::AUTHORIZATION};
 use reqwest::{Method, RequestBuilder, Url, redirect::Policy};
@@ -54,23 +54,27 @@ impl HttpLeases {
     /// `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in your own
     /// `Cargo.toml`. Without such a feature, every request to an `https` URL fails. The client does
     /// not follow redirects, because they could send lease ids to another server. It uses HTTP/1.1,
-    /// so that a connection that was silently lost delays only one request.
+    /// so that a connection that was silently lost delays only one request. Unless the issuer runs
+    /// on this machine, the client uses the proxy in `HTTP_PROXY` or `HTTPS_PROXY`.
     ///
     /// # Errors
     ///
     /// - [`HttpError::Url`] if `url` is not a valid http or https URL.
     /// - [`HttpError::Client`] if the HTTP client cannot be built.
     pub fn new(url: &str) -> Result<Self, HttpError> {
-        let client = reqwest::Client::builder()
+        let mut client = reqwest::Client::builder()
             .redirect(Policy::none())
             // Over HTTP/2, a connection that was silently lost would also delay each retry.
             .http1_only()
             .connect_timeout(Duration::from_secs(2))
             // After a burst, many connections are idle. If all of them were silently lost, the
             // retries over them would outlast a lease.
-            .pool_idle_timeout(Duration::from_secs(5))
-            .build();
-        Self::with_client(url, client.map_err(HttpError::Client)?)
+            .pool_idle_timeout(Duration::from_secs(5));
+        if Url::parse(url).is_ok_and(|url| is_this_machine(&url)) {
+            // A proxy would send the request to its own machine.
+            client = client.no_proxy();
+        }
+        Self::with_client(url, client.build().map_err(HttpError::Client)?)
     }
 
     /// Creates a client like [`new`](Self::new), but from a `reqwest` client of the caller.
@@ -266,6 +270,12 @@ impl LeaseAdmin for HttpLeases {
     }
 }
 
+fn is_this_machine(issuer: &Url) -> bool {
+    let host = issuer.host_str().unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
 struct Answer {
     status: StatusCode,
     body: Vec<u8>,
@@ -355,5 +365,27 @@ impl fmt::Debug for HttpLeases {
             .field("host", &self.0.url.host_str())
             .field("answer_timeout", &self.0.answer_timeout)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hosts_of_this_machine_bypass_the_proxy() {
+        for (url, expected) in [
+            ("http://localhost:3000/locks", true),
+            ("http://127.0.0.2/locks", true),
+            ("http://[::1]:3000", true),
+            ("http://10.0.0.1/locks", false),
+            ("http://localhost.example.org", false),
+        ] {
+            assert_eq!(
+                is_this_machine(&Url::parse(url).unwrap()),
+                expected,
+                "{url}"
+            );
+        }
     }
 }
