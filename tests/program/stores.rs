@@ -95,6 +95,27 @@ async fn a_redis_has_the_leases() {
     grants_leases(&on_redis(&db, "single", &shared_url()).await, &db).await;
 }
 
+/// A line break at the end of a prefix must not separate the leases of two servers.
+#[tokio::test]
+async fn blanks_around_a_key_prefix_have_no_effect() {
+    let (db, prefix) = (Postgres::fresh(2).await, fresh_prefix());
+    let urls = file(&shared_url());
+    let serve = async |prefix: &str| {
+        let arguments = [
+            "--redis-url-file",
+            path(&urls),
+            "--redis-key-prefix",
+            prefix,
+        ];
+        Served::start(&db.url, &arguments).await
+    };
+    let (one, other) = (serve(&prefix).await, serve(&format!(" {prefix}\n")).await);
+    let lease = json!({"ttl_ms": 600_000});
+    assert_eq!(one.post("/locks/sku-1", &lease).await.status, 201);
+    let held = other.post("/locks/sku-1", &lease).await;
+    held.is_problem(409, "lock-held");
+}
+
 #[tokio::test]
 async fn the_master_of_sentinels_has_the_leases() {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
@@ -253,8 +274,12 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
         ),
         (vec![], vec![good, redis("http://a")], 78, "invalid Redis"),
         (
-            vec!["--redis-key-prefix", "{a}"], vec![good, redis("redis://a")], 78,
-            "must not contain braces",
+            vec!["--redis-key-prefix", "a b"], vec![good, redis("redis://a")], 78,
+            "must not contain braces, whitespace or control characters",
+        ),
+        (
+            vec!["--etcd-url", "http://a", "--etcd-key-prefix", "a b"], vec![good], 78,
+            "must not contain colons, whitespace or control characters",
         ),
         (vec!["--etcd-url", "http://a"], vec![good, redis("redis://a")], 78, "both Redis and etcd"),
         (

@@ -43,8 +43,8 @@ impl EtcdLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all key names, which is any string without colons or control characters.
-    /// Default: `tower-fence`.
+    /// Sets the prefix of all key names, which is any string without colons, whitespace and control
+    /// characters. Default: `tower-fence`.
     ///
     /// In each name, a colon follows the prefix. Stores with different prefixes are independent of
     /// each other, and may share one source of epochs if they grant different resources. **Two
@@ -116,11 +116,14 @@ impl EtcdLeasesBuilder {
     ///
     /// - [`LeaseError::Invalid`] if there is no endpoint, or if an endpoint is an invalid URL or
     ///   contains a user, a query or a fragment.
-    /// - [`LeaseError::Invalid`] if the key prefix contains a colon or a control character.
+    /// - [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     /// - [`LeaseError::Misconfigured`] if no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
-        if (self.key_prefix.chars()).any(|c| c == ':' || c.is_control()) {
-            let detail = "a key prefix must not contain colons or control characters";
+        // Whitespace is a mistake, and issuers whose prefixes differ only in it would grant the
+        // same resource twice.
+        let is_invalid = |c: char| c == ':' || c.is_whitespace() || c.is_control();
+        if self.key_prefix.contains(is_invalid) {
+            let detail = "a key prefix must not contain colons, whitespace or control characters";
             return Err(LeaseError::invalid("key_prefix", detail));
         }
         let endpoints = parse_all(endpoints);

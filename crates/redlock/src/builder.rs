@@ -34,8 +34,8 @@ impl QuorumLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all key names, which is any string without braces. Default:
-    /// `tower-fence`.
+    /// Sets the prefix of all key names, which is any string without braces, whitespace and control
+    /// characters. Default: `tower-fence`.
     ///
     /// Stores with different prefixes are independent of each other, and may share one source of
     /// epochs if they grant different resources. Two sources of epochs must not share a prefix.
@@ -67,7 +67,7 @@ impl QuorumLeasesBuilder {
     /// # Errors
     ///
     /// - [`LeaseError::Invalid`] if there are fewer than three nodes, more than 15, or an even
-    ///   number, if a node is named twice, or if the key prefix contains a brace.
+    ///   number, if a node is named twice, or if the [key prefix](Self::key_prefix) is invalid.
     /// - [`LeaseError::Misconfigured`] if a URL is invalid. The error contains the position of the
     ///   URL in the list.
     /// - [`LeaseError::Misconfigured`] if a server that replies cannot be a node. Such a server is
@@ -112,8 +112,11 @@ impl QuorumLeasesBuilder {
     ///
     /// Returns [`LeaseError::Invalid`] in the same cases as [`connect`](Self::connect).
     pub fn with_clients(self, clients: Vec<Client>) -> Result<QuorumLeases, LeaseError> {
-        if self.key_prefix.contains(['{', '}']) {
-            let detail = "a key prefix must not contain braces";
+        // Whitespace is a mistake, and issuers whose prefixes differ only in it would grant the
+        // same resource twice.
+        let is_invalid = |c: char| matches!(c, '{' | '}') || c.is_whitespace() || c.is_control();
+        if self.key_prefix.contains(is_invalid) {
+            let detail = "a key prefix must not contain braces, whitespace or control characters";
             return Err(LeaseError::invalid("key_prefix", detail));
         }
         if !(3..=MAX_NODES).contains(&clients.len()) || clients.len().is_multiple_of(2) {

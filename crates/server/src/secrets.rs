@@ -186,11 +186,11 @@ pub fn address(url: &str) -> String {
     }
 }
 
-/// Returns a setting, or the default if the setting is blank.
+/// Returns a setting without the blanks around it, or the default if the setting is blank.
 pub fn or_default<'a>(setting: &'a str, default: &'a str) -> &'a str {
     match setting.trim() {
         "" => default,
-        _ => setting,
+        setting => setting,
     }
 }
 

@@ -31,8 +31,8 @@ impl RedisLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all keys and channels, which must not contain braces. Default:
-    /// `tower-fence`.
+    /// Sets the prefix of all keys and channels, which must not contain braces, whitespace or
+    /// control characters. Default: `tower-fence`.
     ///
     /// Stores with different prefixes are independent, and may share one source of epochs if they
     /// grant different resources. A change of the prefix is a [move to another
@@ -57,8 +57,8 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if the key prefix contains a brace, which would break the hash
-    ///   tags.
+    /// - [`LeaseError::Invalid`] if the key prefix contains whitespace, a control character, or a
+    ///   brace, which would break the hash tags.
     /// - [`LeaseError::Misconfigured`] if the URL is invalid, or if the server does not report its
     ///   replication id.
     /// - [`LeaseError::Misconfigured`] if the user may not publish and subscribe on the channels of
@@ -78,7 +78,7 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// - [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     /// - [`LeaseError::Misconfigured`] if the URL is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
         self.build(Client::open(url).map(Source::of_client))
@@ -92,7 +92,7 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// Returns [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     pub fn with_client(self, client: Client) -> Result<RedisLeases, LeaseError> {
         self.build(Ok(Source::of_client(client)))
     }
@@ -108,7 +108,7 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// Returns [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     pub fn with_sentinels(
         self,
         client: SentinelClient,
@@ -145,7 +145,7 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// - [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     /// - [`LeaseError::Misconfigured`] if a URL or the settings are invalid.
     pub fn with_cluster(
         self,
@@ -157,9 +157,11 @@ impl RedisLeasesBuilder {
 
     fn build(self, source: RedisResult<Source>) -> Result<RedisLeases, LeaseError> {
         let source = source.map_err(LeaseError::misconfigured)?;
-        if self.key_prefix.contains(['{', '}']) {
-            let detail =
-                "a key prefix must not contain braces, which determine the cluster slot of a key";
+        // Braces determine the cluster slot of a key. Whitespace is a mistake, and issuers whose
+        // prefixes differ only in it would grant the same resource twice.
+        let is_invalid = |c: char| matches!(c, '{' | '}') || c.is_whitespace() || c.is_control();
+        if self.key_prefix.contains(is_invalid) {
+            let detail = "a key prefix must not contain braces, whitespace or control characters";
             return Err(LeaseError::invalid("key_prefix", detail));
         }
         let server = Server::new(source, self.command_timeout);

@@ -37,9 +37,10 @@ async fn a_quorum_has_three_different_nodes_or_five() {
     let repeated = [a.clone(), b.clone(), b.clone()];
     let refused = connect(builder(&db), &repeated).await;
     assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes");
-    let braces = builder(&db).key_prefix("{a}");
-    let refused = connect(braces, &urls).await;
-    assert!(matches!(refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix"));
+    for prefix in ["{a}", "a ", "a\u{7f}"] {
+        let refused = connect(builder(&db).key_prefix(prefix), &urls).await;
+        assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix");
+    }
     // These URLs lead to the same server under another name.
     let other_name = b.replace("127.0.0.1", "localhost");
     for twin in [other_name, format!("{b}/3")] {
