@@ -15,7 +15,8 @@ use crate::{
 ///
 /// Each option has an environment variable: --max-wait has TOWER_FENCE_MAX_WAIT. TERM and INT stop
 /// the server gracefully, and a second signal stops it immediately. At HUP, the server reloads the
-/// secrets of clients, the token keys and its certificate, but no credentials for stores.
+/// files with the secrets of clients, the token keys and its certificate, but no credentials for
+/// stores.
 ///
 /// The leases are under /locks, and /locks/openapi.json describes the API. The console for
 /// operators is at /console. /healthz, /readyz and /metrics (Prometheus) never require a secret.

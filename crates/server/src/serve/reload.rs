@@ -1,5 +1,5 @@
-//! Reload of the secrets of clients, the token keys and the certificate on SIGHUP. A reload does
-//! not read the credentials and the certificates for the database, Redis or etcd.
+//! Reload of the files with the secrets of clients, the token keys and the certificate on SIGHUP. A
+//! reload does not read the credentials and the certificates for the database, Redis or etcd.
 
 use std::{sync::Arc, thread};
 
@@ -15,7 +15,14 @@ use super::{
     tls::Tls,
     token_keys,
 };
-use crate::failure::Failure;
+use crate::{failure::Failure, secrets::Secret};
+
+/// The variables with these values, which cannot change while the server runs.
+const VARIABLES: [&str; 3] = [
+    "TOWER_FENCE_HOLDER_SECRETS",
+    "TOWER_FENCE_OPERATOR_SECRETS",
+    "TOWER_FENCE_TOKEN_KEY",
+];
 
 /// The values that a reload replaces, and the settings that name their files.
 pub struct Reload {
@@ -68,20 +75,41 @@ impl Reload {
     }
 
     fn read(&self) {
+        let (holders, operators) = (
+            &self.files.holder_secrets_file,
+            &self.files.operator_secrets_file,
+        );
+        let has_secrets_file = holders.is_some() || operators.is_some();
+        let has_key_file = self.leases.token_key_file.is_some();
         let read = [
-            ("secrets of clients", self.access.replace(&self.files)),
-            ("certificate", self.certificate()),
-            ("token keys", self.keys()),
+            (
+                "secrets of clients",
+                has_secrets_file,
+                self.access.replace(&self.files),
+            ),
+            ("token keys", has_key_file, self.keys()),
+            ("certificate", self.tls.is_some(), self.certificate()),
         ];
-        let mut all = true;
-        for (what, outcome) in read {
-            if let Err(failure) = outcome {
-                tracing::error!(what, error = %failure.text, "not reloaded: the old values stay in use");
-                all = false;
+        let mut reloaded = vec![];
+        for (what, is_in_file, outcome) in read {
+            match outcome {
+                Ok(()) if is_in_file => reloaded.push(what),
+                Ok(()) => {}
+                Err(failure) => {
+                    tracing::error!(what, error = %failure.text, "not reloaded: the old values stay in use");
+                }
             }
         }
-        if all {
-            tracing::info!(access = %self.access, "reloaded the secrets of clients, the token keys and the certificate");
+        if !reloaded.is_empty() {
+            tracing::info!(what = reloaded.join(", "), access = %self.access, "reloaded");
+        }
+        for variable in VARIABLES {
+            if let Ok(Some(_)) = Secret::find(variable, None) {
+                tracing::warn!(
+                    variable,
+                    "secrets in the environment are not read again: restart the server"
+                );
+            }
         }
     }
 
