@@ -281,6 +281,8 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             vec!["--etcd-url", "http://a", "--etcd-key-prefix", "a b"], vec![good], 78,
             "must not contain colons, whitespace or control characters",
         ),
+        (vec!["--announce", "false"], vec![good], 78, "only if the leases are in Redis or etcd"),
+        (vec!["--etcd-url", ","], vec![good], 78, "contains no URL"),
         (vec!["--etcd-url", "http://a"], vec![good, redis("redis://a")], 78, "both Redis and etcd"),
         (
             vec![], vec![good, ("TOWER_FENCE_ETCD_URL", "http://me:hunter2@a")], 78,

@@ -68,7 +68,13 @@ pub struct EtcdArgs {
 impl EtcdArgs {
     /// Returns the URLs of the members; `None` if the leases are not in etcd.
     pub fn urls(&self) -> Result<Option<Vec<&str>>, Failure> {
-        let urls: Vec<_> = words(self.etcd_url.as_deref().unwrap_or_default()).collect();
+        let text = self.etcd_url.as_deref().unwrap_or_default().trim();
+        let urls: Vec<_> = words(text).collect();
+        if urls.is_empty() && !text.is_empty() {
+            return Err(Failure::configuration(
+                "TOWER_FENCE_ETCD_URL contains no URL",
+            ));
+        }
         if urls.iter().any(|url| has_password(url)) {
             return Err(Failure::configuration(format!(
                 "an etcd URL contains a password: set the user in TOWER_FENCE_ETCD_USERNAME, and put the password \

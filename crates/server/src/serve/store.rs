@@ -84,6 +84,12 @@ pub fn mount(
             };
             (leases, epochs(), probe, place)
         }
+        (None, None) if !announce => {
+            return Err(Failure::configuration(
+                "--announce can be false only if the leases are in Redis or etcd: set TOWER_FENCE_REDIS_URL or \
+                 TOWER_FENCE_ETCD_URL",
+            ));
+        }
         (None, None) => {
             if args.database.transaction_pooling && args.database.listen()?.is_none() {
                 tracing::warn!(
