@@ -99,7 +99,7 @@ async fn a_redis_has_the_leases() {
 #[tokio::test]
 async fn blanks_around_a_key_prefix_have_no_effect() {
     let (db, prefix) = (Postgres::fresh(2).await, fresh_prefix());
-    let urls = file(&shared_url());
+    let urls = file(&format!("# the cache\n{}\n", shared_url()));
     let serve = async |prefix: &str| {
         let arguments = [
             "--redis-url-file",
@@ -261,6 +261,7 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
     let good = database("postgres://127.0.0.1:1/shop");
     let redis = |text| ("TOWER_FENCE_REDIS_URL", text);
     let password = ("TOWER_FENCE_ETCD_PASSWORD", "hunter2");
+    let comment = file("# redis://a\n");
     #[rustfmt::skip]
     let rows = [
         (vec![], vec![], 78, "set TOWER_FENCE_DATABASE_URL"),
@@ -282,6 +283,8 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             "must not contain colons, whitespace or control characters",
         ),
         (vec!["--announce", "false"], vec![good], 78, "only if the leases are in Redis or etcd"),
+        (vec![], vec![good, redis(",")], 78, "contains no URL"),
+        (vec!["--redis-url-file", path(&comment)], vec![good], 78, "contains no URL"),
         (vec!["--etcd-url", ","], vec![good], 78, "contains no URL"),
         (vec!["--etcd-url", "http://a"], vec![good, redis("redis://a")], 78, "both Redis and etcd"),
         (

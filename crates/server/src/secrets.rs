@@ -67,14 +67,18 @@ impl Secret {
     }
 
     /// Returns the URLs of one or more servers. An option must not contain a password, but the
-    /// variable `name` and a file may.
+    /// variable `name` and a file may. Lines of these that begin with # are comments.
     pub fn find_urls(
         name: &str,
         option: Option<&str>,
         file: Option<&Path>,
     ) -> Result<Option<Self>, Failure> {
         let Some(option) = option.filter(|option| !option.is_empty()) else {
-            return Self::find(name, file);
+            let found = Self::find(name, file)?;
+            return Ok(found.map(|text| {
+                let lines: Vec<_> = lines(text.expose()).map(|(_, line)| line).collect();
+                Self(Zeroizing::new(lines.join("\n")))
+            }));
         };
         if file.is_some() {
             let text = format!(
@@ -104,8 +108,8 @@ pub fn variable(name: &str) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Returns the secrets of a text with one secret per line, and the number of each line. Skips empty
-/// lines and comments, which begin with #.
+/// Returns the lines of a text without the blanks around them, and the number of each line. Skips
+/// empty lines and comments, which begin with #.
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = (1..).zip(text.lines().map(str::trim));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
