@@ -101,7 +101,10 @@ async fn the_master_of_sentinels_may_have_secrets() {
             true => format!("redis://:{SENTINEL}@127.0.0.1:{port}"),
             false => format!("redis://127.0.0.1:{port}"),
         };
-        grants(&serve(&db, &url, MASTER, &more).await).await;
+        let server = serve(&db, &url, MASTER, &more).await;
+        grants(&server).await;
+        let place = format!(", database {database}, prefix tower-fence ");
+        assert!(server.log().contains(&place), "{place}: {}", server.log());
         let user = if more.contains(&"locks") { "locks" } else { "" };
         assert!(!keys(&redis, user, database).await.is_empty());
         if database > 0 {

@@ -114,6 +114,14 @@ async fn blanks_around_a_key_prefix_have_no_effect() {
     assert_eq!(one.post("/locks/sku-1", &lease).await.status, 201);
     let held = other.post("/locks/sku-1", &lease).await;
     held.is_problem(409, "lock-held");
+    let log = other.log();
+    for text in [
+        &*format!(", prefix {prefix} "),
+        " schema=tower_fence ",
+        " announce=true ",
+    ] {
+        assert!(log.contains(text), "{text}: {log}");
+    }
 }
 
 #[tokio::test]

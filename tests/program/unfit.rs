@@ -36,8 +36,28 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     assert_eq!(server.get("/readyz").await.status, 200);
     // A server with `--migrate` revokes the rights.
     open_to_public(&db).await;
-    Served::start(&db.url, &["--migrate"]).await;
+    let changed = "created or updated the tables, functions and privileges";
+    let server = Served::start(&db.url, &["--migrate"]).await;
+    server.logs(changed).await;
     run_on(&db.url, &["check"]).await.is(0);
+    let server = Served::start(&db.url, &["--migrate"]).await;
+    server.logs("started").await;
+    assert!(!server.log().contains(changed), "{}", server.log());
+}
+
+/// A server with a misspelt schema would count its tokens apart from the other servers.
+#[tokio::test]
+async fn second_fence_in_a_database_is_reported_when_it_is_created() {
+    let db = Postgres::fresh(2).await;
+    let misspelt = ["--migrate", "--database-schema", "tower_fense"];
+    for is_created in [true, false] {
+        let server = Served::start(&db.url, &misspelt).await;
+        server.logs("started").await;
+        let log = server.log();
+        let warned = log.contains("this database also has a fence in another schema");
+        assert_eq!(warned, is_created, "{log}");
+        assert_eq!(log.contains("others=tower_fence"), is_created, "{log}");
+    }
 }
 
 /// The server may start before the migrations of its version have run.

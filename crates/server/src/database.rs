@@ -295,14 +295,18 @@ pub fn failed(what: &str, place: &str, error: &AdmitError) -> Failure {
 /// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Creates or updates the tables. While another transaction blocks the migration, the log reports
-/// that transaction.
-pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
+/// Creates or updates the tables, and returns whether this was necessary. While another transaction
+/// blocks the migration, the log reports that transaction.
+pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<bool, Failure> {
+    let is_needed = matches!(
+        fence.check().await,
+        Err(AdmitError::NotMigrated(_) | AdmitError::Misconfigured(_))
+    );
     let mut migrating = pin!(fence.migrate());
     loop {
         tokio::select! {
             migrated = &mut migrating => {
-                return migrated.map_err(|error| {
+                return migrated.map(|()| is_needed).map_err(|error| {
                     let failed = Failure::unavailable(&format!("cannot migrate {place}"), &error);
                     match error {
                         MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)

@@ -88,12 +88,7 @@ token of that grant.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&args.first).await?;
-    let is_changed = matches!(
-        fence.check().await,
-        Err(AdmitError::NotMigrated(_) | AdmitError::Misconfigured(_))
-    );
-    database::migrate(&fence, &place).await?;
-    let outcome = match is_changed {
+    let outcome = match database::migrate(&fence, &place).await? {
         true => "were created or updated",
         false => "are up to date",
     };

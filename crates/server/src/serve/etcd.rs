@@ -98,7 +98,7 @@ impl EtcdArgs {
     }
 
     /// Returns the prefix of all key names. A blank setting counts as missing.
-    fn key_prefix(&self) -> &str {
+    pub fn key_prefix(&self) -> &str {
         or_default(&self.etcd_key_prefix, DEFAULT_PREFIX)
     }
 

@@ -103,7 +103,17 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
         let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
         if args.migrate {
             let (direct, place) = args.database.reached_directly(&args.first).await?;
-            database::migrate(&direct, &place).await?;
+            if database::migrate(&direct, &place).await? {
+                let schema = args.database.schema.name();
+                tracing::info!(
+                    database = %place, %schema, "created or updated the tables, functions and privileges"
+                );
+                if let Ok(Some(others)) = check::other_fences(&direct, schema).await {
+                    tracing::warn!(
+                        %schema, %others, "this database also has a fence in another schema"
+                    );
+                }
+            }
             direct.pool().close().await;
         }
         Ok((listener, fit.at_start().await?))
@@ -138,7 +148,10 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     let scheme = if tls.is_some() { "https" } else { "http" };
     _ = writeln!(io::stdout(), "tower-fence listens on {scheme}://{address}");
     let signed = token_keys.is_some();
-    tracing::info!(%address, scheme, %database, leases = %place, signed, access = %access, "started");
+    let (schema, announce) = (args.database.schema.name(), args.leases.announce);
+    tracing::info!(
+        %address, scheme, %database, %schema, leases = %place, announce, signed, access = %access, "started"
+    );
     if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {
         tracing::warn!(
             "secrets arrive unencrypted: configure a certificate, or let a proxy terminate TLS"

@@ -18,7 +18,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 use crate::{
     certificates::{authorities, client_certificate},
     failure::{Failure, chain},
-    secrets::{ESCAPES, Secret, has_scheme, is_ambiguous, or_default, words},
+    secrets::{ESCAPES, Secret, addresses, has_scheme, is_ambiguous, or_default, words},
 };
 
 /// The kind of servers that the Redis URLs name.
@@ -159,6 +159,28 @@ impl RedisArgs {
     /// Returns the prefix of all key names. A blank setting counts as missing.
     fn key_prefix(&self) -> &str {
         or_default(&self.redis_key_prefix, DEFAULT_PREFIX)
+    }
+
+    /// Returns the location of the leases for messages.
+    pub fn place(&self, urls: &[&str]) -> String {
+        let infos = urls.iter().flat_map(|url| url.into_connection_info());
+        let mut databases: Vec<_> = match self.redis_mode {
+            RedisMode::Single | RedisMode::Quorum => {
+                infos.map(|info| info.redis_settings().db()).collect()
+            }
+            RedisMode::Sentinel | RedisMode::Cluster => {
+                vec![self.redis_master_database.unwrap_or(0)]
+            }
+        };
+        databases.dedup();
+        let databases: Vec<_> = databases.iter().map(ToString::to_string).collect();
+        let mode = format!("{:?}", self.redis_mode).to_lowercase();
+        format!(
+            "redis ({mode}) at {}, database {}, prefix {}",
+            addresses(urls.iter().copied()),
+            databases.join(" and "),
+            self.key_prefix()
+        )
     }
 
     /// Creates the store without connecting to Redis, for every mode except quorum.

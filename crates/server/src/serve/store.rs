@@ -62,7 +62,8 @@ pub fn mount(
         (Some(urls), None) => {
             let leases = args.etcd.connect_lazy(fence.clone(), &urls)?;
             let leases = leases.max_waiters(max_waiters);
-            let place = format!("etcd at {}", addresses(urls.into_iter()));
+            let prefix = args.etcd.key_prefix();
+            let place = format!("etcd at {}, prefix {prefix}", addresses(urls.into_iter()));
             let probe = probe::reads(leases.clone());
             (boxed(leases, &fence, announce), epochs(), probe, place)
         }
@@ -70,8 +71,7 @@ pub fn mount(
             redis.check()?;
             let mode = redis.redis_mode;
             let urls: Vec<&str> = words(urls.expose()).collect();
-            let place = addresses(urls.iter().copied());
-            let place = format!("Redis ({mode:?}) at {place}").to_lowercase();
+            let place = redis.place(&urls);
             let (leases, probe) = if mode == RedisMode::Quorum {
                 let leases = redis.quorum(fence.clone(), &urls)?.max_waiters(max_waiters);
                 let probe = probe::reads(leases.clone());

@@ -261,6 +261,12 @@ async fn fences(conn: &mut PgConnection, schema: &str) -> sqlx::Result<Fences> {
     })
 }
 
+/// Returns the schemas of other fences in the database of this fence.
+pub async fn other_fences(fence: &Fence<Postgres>, schema: &str) -> sqlx::Result<Option<String>> {
+    let mut conn = fence.pool().acquire().await?;
+    Ok(fences(&mut conn, schema).await?.others)
+}
+
 impl Fences {
     fn report(self, schema: &str, report: &mut Report) {
         let text = format!("{schema} belongs to the role {}", self.owner);

@@ -17,6 +17,7 @@ use clap::Args;
 use tokio::time::timeout;
 use tower_fence_console::Events;
 
+pub use self::database::other_fences;
 use self::{database::Needed, report::Report};
 use super::{
     access::Access,
