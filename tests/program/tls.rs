@@ -117,7 +117,7 @@ async fn invalid_tls_files_are_refused() {
 }
 
 #[tokio::test]
-async fn check_reports_an_expired_certificate() {
+async fn expired_certificate_is_reported() {
     let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
     let [cert, key, old] =
         ["server.pem", "server.key", "old.pem"].map(|file| certificates.path(file));
@@ -126,11 +126,22 @@ async fn check_reports_an_expired_certificate() {
     expire.args(["x509", "-days", "0", "-in", name(&cert)]);
     expire.args(["-signkey", name(&key), "-out", name(&old)]);
     assert!(expire.status().unwrap().success());
+    let expired = "the certificate has expired, so clients refuse it";
+    let options = |cert| ["--tls-cert-file", cert, "--tls-key-file", name(&key)];
     let found = async |cert| {
-        let tls = ["--tls-cert-file", cert, "--tls-key-file", name(&key)];
-        let checked = run_on(&db.url, &[&["check"][..], &tls].concat()).await;
-        checked.is(0).stdout.contains("the certificate has expired")
+        let checked = run_on(&db.url, &[&["check"][..], &options(cert)].concat()).await;
+        assert_eq!(checked.stderr, "");
+        checked.is(0).stdout.contains(expired)
     };
     eventually!("the certificate has expired", found(name(&old)).await);
     assert!(!found(name(&cert)).await);
+    let server = Served::start(&db.url, &options(name(&cert))).await;
+    server.signal("-HUP");
+    server.logs("reloaded").await;
+    assert!(!server.log().contains(expired), "{}", server.log());
+    fs::copy(&old, &cert).unwrap();
+    server.signal("-HUP");
+    server.logs(expired).await;
+    let server = Served::start(&db.url, &options(name(&old))).await;
+    server.logs(expired).await;
 }

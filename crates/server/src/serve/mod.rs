@@ -75,6 +75,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     let hangups = reload::hangups()?;
     let access = Access::read(&args.access)?;
     let tls = Tls::read(&args.access)?;
+    tls::warn_if_outdated(&args.access);
     let token_keys = token_keys(&args.leases)?;
     let reload = Reload::new(&args, access.clone(), tls.clone(), token_keys.clone());
     reload.on_each(hangups);

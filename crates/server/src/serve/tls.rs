@@ -7,7 +7,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::args::AccessArgs;
 use crate::{
-    certificates::certified,
+    certificates::{certified, outdated},
     failure::{Failure, chain},
 };
 
@@ -27,6 +27,7 @@ impl Tls {
     pub fn replace(&self, args: &AccessArgs) -> Result<(), Failure> {
         if let Some(config) = config(args)? {
             *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
+            warn_if_outdated(args);
         }
         Ok(())
     }
@@ -34,6 +35,15 @@ impl Tls {
     /// Returns the acceptor for the next connection.
     pub fn acceptor(&self) -> TlsAcceptor {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)).into()
+    }
+}
+
+/// Warns if the dates of the certificate are not valid at this time.
+pub fn warn_if_outdated(args: &AccessArgs) {
+    if let Some(cert) = &args.tls_cert_file
+        && let Ok(Some(why)) = outdated(cert)
+    {
+        tracing::warn!(file = %cert.display(), "{why}, so clients refuse it");
     }
 }
 
