@@ -1,4 +1,5 @@
-//! Bodies of requests to acquire, renew and break leases.
+//! Bodies of requests to acquire, renew and break leases. A client omits each member that has its
+//! default value, because an older issuer refuses a member that it does not know.
 
 use serde::{Serialize, Serializer};
 
@@ -14,16 +15,19 @@ use crate::{
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct AcquireBody {
     /// The TTL of the lease, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ttl_ms: Option<u64>,
     /// The maximum time in the queue, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wait_ms: Option<u64>,
     /// How long the resource stays blocked after the lease expires, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lock_delay_ms: Option<u64>,
-    #[serde(serialize_with = "owner_text")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "owner_text")]
     pub(crate) owner: Option<Owner>,
     /// A lease id that the holder has chosen. A repeated request with the same id gets the same
     /// lease.
-    #[serde(serialize_with = "exposed_id")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "exposed_id")]
     pub(crate) lease_id: Option<LeaseId>,
 }
 
@@ -31,8 +35,10 @@ pub(crate) struct AcquireBody {
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct RenewBody {
     /// The TTL of the lease from now on, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ttl_ms: Option<u64>,
     /// Whether the lease gets a new, higher token, for another single-use write.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) new_token: Option<bool>,
 }
 
@@ -40,6 +46,7 @@ pub(crate) struct RenewBody {
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct BreakBody {
     /// The token of the lease to break. A lease with another token is left unchanged.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token: Option<Token>,
 }
 
@@ -98,8 +105,8 @@ impl From<&Acquire> for AcquireBody {
     fn from(request: &Acquire) -> Self {
         Self {
             ttl_ms: Some(at_least_1_ms(request.ttl)),
-            wait_ms: Some(whole_ms(request.wait)),
-            lock_delay_ms: Some(whole_ms(request.lock_delay)),
+            wait_ms: Some(whole_ms(request.wait)).filter(|ms| *ms > 0),
+            lock_delay_ms: Some(whole_ms(request.lock_delay)).filter(|ms| *ms > 0),
             owner: request.owner.clone(),
             lease_id: Some(request.lease_id.clone()),
         }
@@ -110,7 +117,7 @@ impl From<&Renew> for RenewBody {
     fn from(request: &Renew) -> Self {
         Self {
             ttl_ms: Some(at_least_1_ms(request.ttl)),
-            new_token: Some(request.new_token),
+            new_token: request.new_token.then_some(true),
         }
     }
 }
@@ -130,6 +137,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_member_with_its_default_value_is_not_sent() {
+        let acquire =
+            Acquire::new(Duration::from_secs(1)).lease_id("a".repeat(22).parse().unwrap());
+        let renew = RenewBody::from(&Renew::new(Duration::from_secs(1)));
+        let end = BreakBody { token: None };
+        for (sent, expected) in [
+            (
+                serde_json::to_string(&AcquireBody::from(&acquire)),
+                r#"{"ttl_ms":1000,"lease_id":"aaaaaaaaaaaaaaaaaaaaaa"}"#,
+            ),
+            (serde_json::to_string(&renew), r#"{"ttl_ms":1000}"#),
+            (serde_json::to_string(&end), "{}"),
+        ] {
+            assert_eq!(sent.unwrap(), expected);
+        }
+    }
+
+    #[test]
     fn an_issuer_reads_what_a_client_writes() {
         for owner in [None, Some(Owner::new("worker-7").unwrap())] {
             let mut request = Acquire::new(Duration::from_micros(1))
@@ -138,7 +163,7 @@ mod tests {
             request.owner = owner;
             let sent = AcquireBody::from(&request);
             assert_eq!((sent.ttl_ms, sent.wait_ms), (Some(1), Some(2)));
-            assert_eq!(sent.lock_delay_ms, Some(0));
+            assert_eq!(sent.lock_delay_ms, None);
             let read = AcquireBody::read(&serde_json::to_vec(&sent).unwrap());
             assert_eq!(read.ok().unwrap(), sent);
         }
