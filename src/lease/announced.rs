@@ -344,7 +344,8 @@ fn note_superseded(lease: &Lease, next: Token) {
         next = next.get(),
         suppressed,
         "the lease is superseded: the database has failed over or `after_failover` was called (do not reset \
-         the resource), or the resource has received a token of another issuer or a forged token"
+         the resource), the token was used before announcements were enabled, or the resource has received a \
+         token of another issuer or a forged token"
     );
 }
 
