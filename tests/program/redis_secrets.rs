@@ -9,7 +9,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     ports::free_port,
-    redis::{RedisServer, Sentinel},
+    redis::{RedisServer, Sentinel, open},
 };
 
 pub const MASTER: &str = "the-password-of-the-master";
@@ -66,8 +66,7 @@ fn shows_no_secret(server: &Served) {
 /// Returns the names of the keys in a database of a Redis.
 async fn keys(redis: &RedisServer, user: &str, database: u8) -> Vec<String> {
     let url = format!("redis://{user}:{MASTER}@{}/{database}", redis.addr());
-    let client = redis::Client::open(url).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut connection = open(&url).await.unwrap();
     let mut keys = redis::cmd("KEYS");
     keys.arg("*").query_async(&mut connection).await.unwrap()
 }

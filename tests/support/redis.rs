@@ -6,14 +6,27 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use redis::{AsyncConnectionConfig, RedisResult, aio::MultiplexedConnection};
 use sqlx::Sqlite;
 use tempfile::TempDir;
 use tower_fence::lease::RedisLeases;
 
 use super::{
+    PATIENCE,
     database::{Fresh, TestDatabase},
     ports::free_port,
 };
+
+/// Opens a connection to a server. By default, the client waits only half a second for an answer,
+/// and a busy machine may need longer.
+pub async fn open(url: &str) -> RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE))
+        .set_response_timeout(Some(PATIENCE));
+    let client = redis::Client::open(url)?;
+    let connection = client.get_multiplexed_async_connection_with_config(&config);
+    connection.await
+}
 
 /// Connects a store to this server, with the epochs of this database.
 pub async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
@@ -53,8 +66,7 @@ pub fn fresh_prefix() -> String {
 
 /// Deletes the keys of a server that match this pattern.
 pub async fn delete_keys(url: &str, pattern: &str) {
-    let client = redis::Client::open(url).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut connection = open(url).await.unwrap();
     let mut keys = redis::cmd("KEYS");
     let keys: Vec<String> = keys
         .arg(pattern)
@@ -170,9 +182,8 @@ impl RedisServer {
     }
 
     /// Runs a command on a new connection. The command may fail.
-    pub async fn try_command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
-        let client = redis::Client::open(self.url()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    pub async fn try_command(&self, words: &[&str]) -> RedisResult<redis::Value> {
+        let mut connection = open(&self.url()).await.unwrap();
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]).query_async(&mut connection).await
     }
@@ -289,13 +300,12 @@ pub async fn dump(server: &RedisServer, keys: &[&str]) -> Vec<(String, Vec<u8>)>
 
 /// Restores dumped keys. Token counters do not expire, and all other keys expire after a minute.
 pub async fn restore(server: &RedisServer, dumped: &[(String, Vec<u8>)]) {
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut connection = open(&server.url()).await.unwrap();
     for (key, bytes) in dumped {
         let ms = if key.ends_with("clock") { 0 } else { 60_000 };
         let mut restore = redis::cmd("RESTORE");
         restore.arg(key).arg(ms).arg(bytes).arg("REPLACE");
-        let restored: redis::RedisResult<()> = restore.query_async(&mut connection).await;
+        let restored: RedisResult<()> = restore.query_async(&mut connection).await;
         restored.unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! Attempts for one lease that have the same number, because two processes requested its lease id
 //! in the same millisecond.
 
-use crate::support::redis::{fresh_prefix, shared_node_urls};
+use crate::support::redis::{fresh_prefix, open, shared_node_urls};
 
 const TAKE: &str = concat!(
     include_str!("../../../crates/redlock/src/lua/node.lua"),
@@ -17,8 +17,7 @@ impl Node {
     async fn take(&self, number: &str, ticket: &str) -> Vec<String> {
         let [counter, lease] =
             ["counter", "lease:sku-1"].map(|key| format!("{}:quorum:{{110}}:{key}", self.prefix));
-        let client = redis::Client::open(&*shared_node_urls()[0]).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = open(&shared_node_urls()[0]).await.unwrap();
         let mut take = redis::cmd("EVAL");
         take.arg(TAKE).arg(2).arg(&[counter, lease]);
         take.arg(&["the-source", "a b c", "f00d", "1000000000", "the-lease"]);

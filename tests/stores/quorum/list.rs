@@ -13,7 +13,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 use crate::support::{
     database::{Fresh, TestDatabase},
     lease::{LONG, grant},
-    redis::{fresh_prefix, shared_node_urls},
+    redis::{fresh_prefix, open, shared_node_urls},
 };
 
 async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
@@ -26,8 +26,7 @@ async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
 
 /// Deletes the lease on the first node, so that two of three nodes have it.
 async fn take_from_the_first_node(prefix: &str, resource: &Resource) {
-    let first = redis::Client::open(shared_node_urls().remove(0)).unwrap();
-    let mut first = first.get_multiplexed_async_connection().await.unwrap();
+    let mut first = open(&shared_node_urls()[0]).await.unwrap();
     let mut keys = redis::cmd("KEYS");
     keys.arg(format!("{prefix}:*:lease:{resource}"));
     let keys: Vec<String> = keys.query_async(&mut first).await.unwrap();

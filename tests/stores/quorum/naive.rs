@@ -175,7 +175,9 @@ impl Node {
         if let Some(connection) = &*current {
             return Ok(connection.clone());
         }
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(self.wait));
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.wait))
+            .set_response_timeout(Some(self.wait));
         let client = &self.client;
         let connection = client.get_multiplexed_async_connection_with_config(&config);
         Ok(current.insert(connection.await?).clone())

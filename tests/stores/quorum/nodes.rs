@@ -13,7 +13,7 @@ use crate::support::{
     eventually,
     lease::{LONG, SHORT, grant, grant_and_release, is_unavailable, messages_of, renew_for, sku},
     proxy::{Link, Proxy},
-    redis::{RedisServer, delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls},
+    redis::{RedisServer, delete_keys, fresh_prefix, open, shared_cluster_url, shared_node_urls},
 };
 
 /// Returns settings with which no answer is late, even on a busy machine.
@@ -225,8 +225,7 @@ async fn silent_node_is_skipped_until_it_answers() {
     eventually("the node stores leases again", async || {
         leases.break_lease(&sku(), None).await.unwrap();
         grant(&leases, &sku(), LONG).await;
-        let client = redis::Client::open(urls[2].as_str()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = open(&urls[2]).await.unwrap();
         let mut exists = redis::cmd("EXISTS");
         exists.arg(format!("{prefix}:quorum:{{110}}:lease:sku-1"));
         exists.query_async::<bool>(&mut connection).await.unwrap()

@@ -16,7 +16,7 @@ use tower_fence_model::{
 use super::{broken::Change, drawn::Drawn};
 use crate::support::{
     eventually,
-    redis::{fresh_prefix, shared_url},
+    redis::{fresh_prefix, open, shared_url},
 };
 
 macro_rules! script {
@@ -138,7 +138,7 @@ impl Redis {
     async fn start(change: Option<Change>) -> Self {
         let prefix = fresh_prefix();
         let client = redis::Client::open(shared_url()).unwrap();
-        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        let connection = open(&shared_url()).await.unwrap();
         let keys = ["clock", "lease:sku-1", "queue:sku-1", "waiters:sku-1"];
         let mut redis = Self {
             connection,

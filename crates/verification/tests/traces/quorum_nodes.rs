@@ -10,7 +10,7 @@ use tower_fence_model::quorum::{
 };
 
 use super::broken::Change;
-use crate::support::redis::{RedisServer, fresh_prefix};
+use crate::support::redis::{RedisServer, fresh_prefix, open};
 
 macro_rules! script {
     ($file:literal) => {
@@ -76,7 +76,7 @@ impl Nodes {
         let mut nodes = vec![];
         for url in urls {
             nodes.push(Node {
-                connection: connect(url).await,
+                connection: open(url).await.unwrap(),
                 replication_ids: Names::default(),
                 incarnations: Names::default(),
                 saved: vec![],
@@ -296,7 +296,7 @@ impl Nodes {
         server.kill();
         server.restore(files);
         server.start_again().await;
-        self.nodes[node].connection = connect(&server.url()).await;
+        self.nodes[node].connection = open(&server.url()).await.unwrap();
     }
 
     /// Returns whether the state of all nodes is the same as in the model.
@@ -338,11 +338,6 @@ impl Nodes {
             .await
             .unwrap()
     }
-}
-
-async fn connect(url: &str) -> MultiplexedConnection {
-    let client = redis::Client::open(url).unwrap();
-    client.get_multiplexed_async_connection().await.unwrap()
 }
 
 type Values = Vec<Option<String>>;
