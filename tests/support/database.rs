@@ -12,7 +12,7 @@ use std::{
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, PgPool, Pool, Postgres, Sqlite,
     postgres::{PgConnectOptions, PgPoolOptions},
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
 
@@ -323,7 +323,10 @@ impl TestDatabase for Sqlite {
         let options = SqliteConnectOptions::new()
             .filename(&file)
             .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal);
+            .journal_mode(SqliteJournalMode::Wal)
+            // Like the Postgres of the tests, this database does not wait for the disk, which may
+            // be busy. No test stops the machine.
+            .synchronous(SqliteSynchronous::Off);
         let pool = SqlitePoolOptions::new()
             .max_connections(max_connections)
             .connect_with(options)
