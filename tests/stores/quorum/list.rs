@@ -1,6 +1,6 @@
 //! Listing the leases of a quorum.
 
-use std::{collections::HashSet, time::Duration};
+use std::collections::HashSet;
 
 use futures_util::StreamExt;
 use sqlx::Sqlite;
@@ -11,6 +11,7 @@ use tower_fence::{
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
+    PATIENCE,
     database::{Fresh, TestDatabase},
     lease::{LONG, grant},
     redis::{fresh_prefix, open, shared_node_urls},
@@ -19,8 +20,9 @@ use crate::support::{
 async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(prefix);
-    let builder = builder.node_timeout(Duration::from_secs(2));
+    let epochs = db.fence_with(|fence| fence.pool_timeout(PATIENCE));
+    let builder = QuorumLeasesBuilder::new(epochs).key_prefix(prefix);
+    let builder = builder.node_timeout(PATIENCE);
     builder.connect(&urls).await.unwrap()
 }
 
