@@ -278,21 +278,41 @@ async fn queue_positions_are_kept_alive() {
 /// Without a limit, the calls of many requests delay each other beyond their timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_requests_for_one_resource_share_connections() {
-    const REQUESTS: usize = 300;
+    /// The number of acquisitions that may call etcd at the same time.
+    const LIMIT: usize = 64;
+    const REQUESTS: usize = 90;
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let proxy = Proxy::to(cluster.addr()).await;
-    let leases = connect(&format!("http://{}", proxy.addr), &db).await;
-    let held = grant(&leases, &sku(), LONG).await;
+    let (called, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(true));
+    let proxy = Proxy::judging(cluster.addr(), {
+        let (called, open) = (Arc::clone(&called), open.subscribe());
+        move || {
+            let (called, open) = (Arc::clone(&called), open.clone());
+            move |sender, message: &[u8]| {
+                let calls = sender == Sender::Client && message.starts_with(b"POST /v3/kv/");
+                called.fetch_add(usize::from(calls && !*open.borrow()), Relaxed);
+                Passage::Until(open.clone()).when(calls)
+            }
+        }
+    })
+    .await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let far = EtcdLeasesBuilder::new(db.fence()).call_timeout(LONG);
+    let far = far.connect(&[format!("http://{}", proxy.addr)]).await;
+    let far = far.unwrap();
+    let held = grant(&near, &sku(), LONG).await;
+    open.send_replace(false);
     let requests: Vec<_> = (0..REQUESTS)
-        .map(|_| spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG)))
+        .map(|_| spawn_acquire(&far, &sku(), Acquire::new(LONG).wait(LONG)))
         .collect();
-    eventually!(
-        "all requests wait",
-        waiters(&leases).await == REQUESTS as u64
-    );
-    assert!(proxy.connections() < 200, "{}", proxy.connections());
+    eventually!("requests call etcd", called.load(Relaxed) >= LIMIT);
+    // Meanwhile, further requests would call etcd.
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(called.load(Relaxed), LIMIT);
+    assert!(proxy.connections() < REQUESTS as u64);
+    open.send_replace(true);
+    eventually!("all requests wait", waiters(&near).await == REQUESTS as u64);
     requests.iter().for_each(JoinHandle::abort);
-    leases.release(&sku(), &held.id).await.unwrap();
+    near.release(&sku(), &held.id).await.unwrap();
 }
 
 /// The watch begins after the revision of the read, which etcd has compacted in the meantime.
