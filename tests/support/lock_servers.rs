@@ -35,7 +35,7 @@ impl ZooKeeper {
             let [port, quorum, election] = [(); 3].map(|()| free_port());
             let data = folder.path().join("data");
             let config = format!(
-                "dataDir={}\ntickTime=100\ninitLimit=50\nsyncLimit=50\n\
+                "dataDir={}\ntickTime=100\nmaxSessionTimeout=60000\ninitLimit=50\nsyncLimit=50\n\
                  standaloneEnabled=false\nreconfigEnabled=false\nadmin.enableServer=false\n\
                  server.1=127.0.0.1:{quorum}:{election};127.0.0.1:{port}\n",
                 data.display()
@@ -129,12 +129,18 @@ impl ZooKeeper {
     }
 
     /// Starts a program that takes the lock of a SKU and writes. See `examples/zookeeper.py`.
-    pub fn holder(&self, sku: &str, inventory: &str, thinking: f64) -> Holder {
+    pub fn holder(&self, sku: &str, inventory: &str) -> Holder {
+        self.holder_with(60, sku, inventory, 0.0)
+    }
+
+    /// Like [`holder`](Self::holder), with a session timeout in seconds, and a time between the
+    /// read and the write.
+    pub fn holder_with(&self, session: u64, sku: &str, inventory: &str, thinking: f64) -> Holder {
         let mut command = python("examples/zookeeper.py");
         command
             .arg(sku)
             .env("ZOOKEEPER_HOSTS", self.hosts())
-            .env("SESSION", "2")
+            .env("SESSION", session.to_string())
             .env("INVENTORY_URL", inventory)
             .env("THINKING", thinking.to_string());
         Holder(Process::run(command))
@@ -175,6 +181,11 @@ impl Etcd {
         self.cluster.restore(snapshot, "the-cluster").await;
     }
 
+    /// Ends the session of the holder of this lock, as if its lease had expired.
+    pub async fn end_session(&self, sku: &str) {
+        self.cluster.revoke(&format!("{sku}/")).await;
+    }
+
     /// Starts a program that takes the lock of a SKU and writes. See `examples/etcd.sh`.
     pub fn holder(&self, sku: &str, inventory: &str, thinking: f64) -> Holder {
         self.holder_above(0, sku, inventory, thinking)
@@ -186,7 +197,7 @@ impl Etcd {
         command
             .env("ETCDCTL_API", "3")
             .env("ETCDCTL_ENDPOINTS", self.url())
-            .args(["lock", "--ttl", "2", sku, "--", "examples/etcd.sh", sku])
+            .args(["lock", "--ttl", "60", sku, "--", "examples/etcd.sh", sku])
             .env("INVENTORY_URL", inventory)
             .env("THINKING", thinking.to_string())
             .env("TOKEN_OFFSET", offset.to_string());

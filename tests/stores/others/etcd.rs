@@ -17,7 +17,12 @@ const SKU: &str = "c2t1LTE=";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_holder_of_a_lock_in_etcd_is_refused() {
     let etcd = Etcd::start().await;
-    refuses_the_paused_holder(|sku, url, thinking| etcd.holder(sku, url, thinking)).await;
+    refuses_the_paused_holder(
+        |sku, url| etcd.holder(sku, url, 1.0),
+        async |sku| etcd.end_session(sku).await,
+        |sku, url| etcd.holder(sku, url, 0.0),
+    )
+    .await;
 }
 
 /// Two revisions increase from holder to holder: the revision at which the lock was acquired, which

@@ -12,12 +12,14 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool, Postgres};
+use tokio::sync::watch;
 use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     http::{Answer, Server},
     lock_servers::Holder,
+    proxy::{Passage, Proxy, Sender},
 };
 
 pub struct Inventory {
@@ -123,17 +125,32 @@ async fn serve(fence: &Fence<Postgres>, layer: FenceLayer<Postgres, PathParam>) 
 /// holder writes, too. Each takes one item from a stock of 100. With the fence, the late write is
 /// refused. Without the fence, the late write is acknowledged, and the write of the second holder
 /// is lost.
-pub async fn refuses_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Holder) {
+pub async fn refuses_the_paused_holder(
+    first: impl Fn(&str, &str) -> Holder,
+    end_session: impl AsyncFn(&str),
+    second: impl Fn(&str, &str) -> Holder,
+) {
     let inventory = Inventory::start().await;
     let story = async |path: &str, sku: &str| {
+        // If a busy machine freezes the first holder too late, its write is delayed in the network.
+        let (may_write, open) = watch::channel(false);
+        let proxy = Proxy::judging(inventory.server.addr, move || {
+            let open = open.clone();
+            move |sender, message: &[u8]| {
+                let writes = sender == Sender::Client && message.starts_with(b"PUT ");
+                Passage::Until(open.clone()).when(writes)
+            }
+        })
+        .await;
         let url = inventory.server.url(path);
-        // The holder works for as long as the session timeout.
-        let mut first = holder(sku, &url, 2.0);
+        let mut first = first(sku, &proxy.url(&url));
         let first_token = first.token().await;
         first.freeze();
-        let (second_token, second) = holder(sku, &url, 0.0).finish().await;
+        end_session(sku).await;
+        let (second_token, second) = second(sku, &url).finish().await;
         assert!(first_token < second_token);
         assert_eq!(second, 200);
+        may_write.send_replace(true);
         first.go_on();
         (first.status().await, inventory.stock(sku).await)
     };

@@ -14,7 +14,13 @@ use crate::support::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_holder_of_a_lock_in_zookeeper_is_refused() {
     let zookeeper = ZooKeeper::start().await;
-    refuses_the_paused_holder(|sku, url, thinking| zookeeper.holder(sku, url, thinking)).await;
+    refuses_the_paused_holder(
+        |sku, url| zookeeper.holder_with(2, sku, url, 1.0),
+        // The session ends after its timeout.
+        async |_| {},
+        |sku, url| zookeeper.holder(sku, url),
+    )
+    .await;
 }
 
 /// Each election begins an epoch. If the data is lost, the epochs are lost too, and all tokens are
@@ -26,7 +32,7 @@ async fn wiped_zookeeper_is_refused_until_a_reset() {
     let url = inventory.url();
     let mut highest = 0;
     for epoch in 1..=2 {
-        let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+        let (token, status) = zookeeper.holder("sku-1", &url).finish().await;
         assert!(token > highest && status == 200);
         assert_eq!(token >> 32, epoch);
         highest = token;
@@ -38,7 +44,7 @@ async fn wiped_zookeeper_is_refused_until_a_reset() {
 
     zookeeper.forget();
     zookeeper.start_again().await;
-    let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+    let (token, status) = zookeeper.holder("sku-1", &url).finish().await;
     assert!(token < highest && status == 412);
     assert_eq!(
         inventory.fence.inspect(&sku()).await.unwrap(),
@@ -53,7 +59,7 @@ async fn wiped_zookeeper_is_refused_until_a_reset() {
         .write("sku-1", token)
         .await
         .is_problem(412, "stale-token");
-    let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+    let (token, status) = zookeeper.holder("sku-1", &url).finish().await;
     assert!(token < highest && status == 200);
     // The layer admits tokens of older holders, so none of them may still be running.
     assert_eq!(inventory.write("sku-1", highest).await.status, 200);
@@ -66,13 +72,13 @@ async fn zxids_of_zookeeper_are_tokens_up_to_leader_epoch_232830() {
     zookeeper.kill();
     zookeeper.set_epoch(232_829);
     zookeeper.start_again().await;
-    let holder = zookeeper.holder("sku-1", &inventory.url(), 0.0);
+    let holder = zookeeper.holder("sku-1", &inventory.url());
     let (token, status) = holder.finish().await;
     assert_eq!((token >> 32, status), (232_830, 200));
     assert_eq!(Token::from_zxid(token).unwrap().get(), token);
     zookeeper.kill();
     zookeeper.start_again().await;
-    let holder = zookeeper.holder("sku-1", &inventory.url(), 0.0);
+    let holder = zookeeper.holder("sku-1", &inventory.url());
     let (token, status) = holder.finish().await;
     assert_eq!((token >> 32, status), (232_831, 400));
     Token::from_zxid(token).unwrap_err();
@@ -87,10 +93,10 @@ async fn change_from_zookeeper_needs_a_step_without_announced_grants() {
         .behind(|layer| layer.issued_by_this_database())
         .await;
     let url = inventory.url();
-    let (used, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+    let (used, status) = zookeeper.holder("sku-1", &url).finish().await;
     assert_eq!(status, 200);
     // This is a later token, which the fence of sku-1 has not received.
-    let (unseen, _) = zookeeper.holder("sku-9", &url, 0.0).finish().await;
+    let (unseen, _) = zookeeper.holder("sku-9", &url).finish().await;
     let unannounced = || MemoryLeases::new(inventory.fence.clone());
     let request = || Acquire::new(LONG);
 
