@@ -490,6 +490,5 @@ async fn frozen_process_delays_the_next_waiter_briefly() {
     let frozen = Inventory::start(&variables).await;
     let mut other = Inventory::start(&variables).await;
     other.prints("leases:          Postgres", 1).await;
-    // Each turn is two seconds, so the turns of all frozen waiters would take longer.
-    frozen_process_delays_the_next_waiter(&frozen, &other, Duration::from_secs(10)).await;
+    frozen_process_delays_the_next_waiter(&frozen, &other, Duration::from_secs(2)).await;
 }

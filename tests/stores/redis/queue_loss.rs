@@ -15,9 +15,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases};
 
 use crate::support::{
+    PATIENCE,
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, join, sku, wait, waiters},
+    lease::{LONG, grant, granted, join, sku, wait, waiters},
     process::{Inventory, frozen_process_delays_the_next_waiter},
     proxy::{Passage, Proxy, Sender},
     redis::{RedisServer, connect, with_leases},
@@ -50,11 +51,8 @@ async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
     );
     let released_at = Instant::now();
     leases.release(&sku(), &first.id).await.unwrap();
-    let survivor = timeout(Duration::from_secs(5), survivor).await;
-    survivor
-        .expect("the waiter waits for ended processes")
-        .unwrap()
-        .unwrap();
+    // The turns of all ended waiters would take longer.
+    granted(survivor).await;
     println!(
         "the grant behind 50 ended waiters took {:?}",
         released_at.elapsed()
@@ -70,8 +68,7 @@ async fn frozen_process_delays_the_next_waiter_briefly() {
     ];
     let frozen = Inventory::start(&variables).await;
     let other = Inventory::start(&variables).await;
-    // Each turn is a second, so the turns of all frozen waiters would take longer.
-    frozen_process_delays_the_next_waiter(&frozen, &other, Duration::from_secs(4)).await;
+    frozen_process_delays_the_next_waiter(&frozen, &other, Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
@@ -89,7 +86,7 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
         server.kill();
         sleep(Duration::from_millis(300)).await;
         server.start_again().await;
-        let outcomes = timeout(limit + Duration::from_secs(3), join_all(line)).await;
+        let outcomes = timeout(limit + PATIENCE, join_all(line)).await;
         let outcomes = outcomes.expect("a waiter hangs");
         println!("after {:?}", started_at.elapsed());
         let mut tokens = vec![before.token];
