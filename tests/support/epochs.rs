@@ -1,7 +1,7 @@
-//! A source of epochs for faults.
+//! Sources of epochs: one for faults, and one in memory.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicBool, Ordering::SeqCst},
 };
 
@@ -51,5 +51,28 @@ impl Epochs for Away {
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
         self.or(self.epochs.source_id())
+    }
+}
+
+/// A source of epochs in memory. It answers immediately, so a test with a paused clock can use it.
+#[derive(Default)]
+pub struct InMemory {
+    last: Mutex<i64>,
+}
+
+impl Epochs for InMemory {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        let mut last = self.last.lock().unwrap();
+        *last = at_least.get().max(*last + 1);
+        let next = Epoch::new(*last);
+        Box::pin(async { next })
+    }
+
+    fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(seen) })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("in-memory").unwrap()) })
     }
 }

@@ -40,6 +40,7 @@ macro_rules! soon {
 pub mod announced;
 pub mod certificates;
 pub mod citus;
+pub mod clock;
 pub mod cluster;
 pub mod database;
 pub mod disconnect;

@@ -1,4 +1,7 @@
 //! The state of a guard whose store answers late, fails, or grants less time than was requested.
+//!
+//! The store is in memory, so most of these tests use a paused clock, which a busy machine does not
+//! affect.
 
 use std::{
     sync::{
@@ -8,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Resource,
@@ -17,7 +19,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    epochs::InMemory,
     eventually,
     lease::{is_lost, is_unavailable, sku},
     soon,
@@ -28,7 +30,6 @@ use crate::support::{
 struct Moody {
     store: MemoryLeases,
     mood: Arc<Mood>,
-    _db: Arc<Fresh<Sqlite>>,
 }
 
 #[derive(Default)]
@@ -63,12 +64,10 @@ fn away<T>() -> Result<T, LeaseError> {
 }
 
 impl Moody {
-    async fn new() -> Self {
-        let db = Sqlite::fresh(2).await;
+    fn new() -> Self {
         Self {
-            store: MemoryLeases::new(db.fence()),
+            store: MemoryLeases::new(InMemory::default()),
             mood: Arc::default(),
-            _db: Arc::new(db),
         }
     }
 
@@ -109,6 +108,9 @@ impl Leases for Moody {
             return nowhere.acquire(resource, request).await;
         }
         let earlier = self.mood.acquires.fetch_add(1, Relaxed);
+        if self.mood.away.load(Relaxed) {
+            return away();
+        }
         let is_crowded = self.mood.is_crowded.load(Relaxed);
         if is_crowded && earlier > 0 {
             let resource = resource.clone();
@@ -170,9 +172,9 @@ impl Leases for Moody {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lease_time_counts_from_before_the_request() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     set(&store.mood.acquire_late, 750);
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
     assert!(
@@ -195,9 +197,9 @@ async fn lease_time_counts_from_before_the_request() {
     lease.check().unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lease_whose_answer_was_lost_is_released_after_a_refusal() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     store.mood.is_crowded.store(true, Relaxed);
     let holder = store.holder(60_000).wait(Duration::from_secs(1));
     let refused = holder.acquire("sku-1").await.err();
@@ -210,7 +212,7 @@ async fn lease_whose_answer_was_lost_is_released_after_a_refusal() {
 
 #[tokio::test]
 async fn request_that_was_not_sent_causes_no_release() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     store.mood.is_misdirected.store(true, Relaxed);
     let refused = store.holder(60_000).acquire("sku-1").await.err();
     assert_matches!(
@@ -222,9 +224,9 @@ async fn request_that_was_not_sent_causes_no_release() {
     assert_eq!(store.mood.releases.load(Relaxed), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lease_that_expired_before_its_answer_is_not_held() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     set(&store.mood.acquire_late, 600);
     let acquired = store.holder(300).acquire("sku-1").await;
     let refused = acquired.expect_err("an expired lease was returned");
@@ -235,9 +237,9 @@ async fn lease_that_expired_before_its_answer_is_not_held() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_renewal_outlives_its_guard() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     store.mood.release_fails.store(true, Relaxed);
     for end in 0..3 {
         let lease = store.holder(300).acquire("sku-1").await.unwrap();
@@ -262,9 +264,9 @@ async fn no_renewal_outlives_its_guard() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn slow_answer_does_not_restore_an_older_token() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 750);
     store.next_renewal().await;
@@ -275,9 +277,9 @@ async fn slow_answer_does_not_restore_an_older_token() {
 }
 
 /// The store shortens the lease, so the lease expires earlier than the slow answer states.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn slow_answer_does_not_extend_a_shortened_lease() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(900).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 250);
     store.next_renewal().await;
@@ -288,10 +290,10 @@ async fn slow_answer_does_not_extend_a_shortened_lease() {
     assert!(lease.remaining() <= Duration::from_millis(130));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn slow_answers_keep_the_lease() {
     let kept = async |delay_ms| {
-        let store = Moody::new().await;
+        let store = Moody::new();
         let lease = store.holder(3_600).acquire("sku-1").await.unwrap();
         set(&store.mood.renew_late, delay_ms);
         sleep(Duration::from_millis(9_000)).await;
@@ -307,7 +309,7 @@ async fn slow_answers_keep_the_lease() {
 /// already arrived.
 #[tokio::test]
 async fn loss_is_permanent() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 100);
     store.next_renewal().await;
@@ -323,9 +325,9 @@ async fn loss_is_permanent() {
     assert!(matches!(lease.lost().await, Loss::Expired { .. }));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn shorter_ttl_of_the_store_is_respected() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(3_000).acquire("sku-1").await.unwrap();
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(900));
     store.next_renewal().await;
@@ -338,10 +340,10 @@ async fn shorter_ttl_of_the_store_is_respected() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn unavailable_store_is_not_a_refusal() {
     for _ in 0..3 {
-        let store = Moody::new().await;
+        let store = Moody::new();
         let lease = store.holder(900).acquire("sku-1").await.unwrap();
         store.mood.away.store(true, Relaxed);
         let refused = lease.renew_with_new_token().await;
@@ -351,9 +353,28 @@ async fn unavailable_store_is_not_a_refusal() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
+async fn unavailable_store_is_retried_until_the_wait_timeout() {
+    let store = Moody::new();
+    store.mood.away.store(true, Relaxed);
+    let wait = Duration::from_millis(700);
+    let began = Instant::now();
+    let refused = store.holder(30_000).wait(wait).acquire("sku-1").await;
+    assert_matches!(
+        refused.err(),
+        Some(AcquireError::Lease(LeaseError::Unavailable(_)))
+    );
+    let took = began.elapsed();
+    assert!(
+        (wait..wait + Duration::from_millis(10)).contains(&took),
+        "{took:?}"
+    );
+    assert!(store.mood.acquires.load(Relaxed) > 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn loss_is_reported_before_the_release_completes() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     set(&store.mood.release_late, 60_000);
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     let lost = lease.lost();
@@ -365,9 +386,9 @@ async fn loss_is_reported_before_the_release_completes() {
     releasing.abort();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn release_executed_twice_is_not_a_loss() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     store.mood.release_unanswered.store(2, Relaxed);
     lease.release().await.unwrap();
@@ -378,9 +399,9 @@ async fn release_executed_twice_is_not_a_loss() {
     is_lost(lease.release().await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_release_is_retried_until_the_lease_must_have_expired() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     store.mood.release_fails.store(true, Relaxed);
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     let releasing = tokio::spawn(lease.release());
@@ -407,9 +428,9 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
 
 /// The store has executed renewals without an answer, so the lease lasts longer in the store than
 /// the guard knows.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn release_is_retried_after_renewals_without_an_answer() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     set(&store.mood.renew_late, 60_000);
     let ttl = Duration::from_secs(2);
     let lease = store.holder(2_000).acquire("sku-1").await.unwrap();
@@ -427,7 +448,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
     thread_local! {
         static KEPT: std::cell::RefCell<Option<Box<dyn std::any::Any>>> = const { std::cell::RefCell::new(None) };
     }
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(Box::new(lease))))
         .join()
@@ -445,9 +466,9 @@ async fn guard_may_be_dropped_outside_a_runtime() {
 }
 
 /// While the new token is requested, the lease is renewed as usual.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn new_token_is_requested_repeatedly_for_one_ttl() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
     let first = lease.token();
     store.mood.new_tokens_fail.store(3, Relaxed);
@@ -476,10 +497,10 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
 }
 
 /// The failing store answers immediately. The silent store never answers.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn failing_or_silent_store_is_retried_with_pauses() {
     for (is_silent, most) in [(false, 500), (true, 3)] {
-        let store = Moody::new().await;
+        let store = Moody::new();
         let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
         if is_silent {
             set(&store.mood.renew_late, 60_000);
@@ -494,9 +515,9 @@ async fn failing_or_silent_store_is_retried_with_pauses() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn immediate_answer_needs_no_renewal() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let lease = store.holder(60_000).acquire("sku-1").await.unwrap();
     assert_eq!(store.renewals(), 0);
     let shown = format!("{lease:?}");
@@ -507,9 +528,9 @@ async fn immediate_answer_needs_no_renewal() {
     assert_eq!(shown, expected);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn holder_without_wait_sends_one_request() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     let holder = store.holder(60_000);
     let _lease = holder.acquire("sku-1").await.unwrap();
     holder.acquire("sku-1").await.unwrap_err();
@@ -518,9 +539,9 @@ async fn holder_without_wait_sends_one_request() {
 
 /// A late answer to the acquisition is followed by a renewal, which reports how long the lease
 /// lasts.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lease_that_expired_during_its_request_is_not_returned() {
-    let store = Moody::new().await;
+    let store = Moody::new();
     set(&store.mood.acquire_late, 1_000);
     let lease = store.holder(2_400).acquire("sku-1").await.unwrap();
     lease.release().await.unwrap();
