@@ -7,7 +7,10 @@ use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, LeaseId, Leases, Renew};
+use tower_fence::{
+    Token,
+    lease::{Acquire, LeaseId, Leases, Renew},
+};
 
 use crate::support::{
     lease::{LONG, grant, granted, is_held, is_lost, renew_for, sku, wait, waiters},
@@ -24,18 +27,23 @@ on_every_store_with_a_queue!(
 );
 
 async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() {
+    const MANY: usize = 300;
+    /// A time that a busy machine does not exceed.
+    const WAIT: Duration = LONG.saturating_mul(5);
+    /// If a hand-off takes longer, waiters may lose their positions, and join the queue again.
+    const TURN: Duration = Duration::from_secs(1);
     let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
+    let first = grant(&one, &sku(), WAIT).await;
     let served = Arc::new(Mutex::new(vec![]));
     let mut line = vec![];
-    for n in 0..S::MANY {
+    for n in 0..MANY {
         let (leases, served) = ([&one, &two][n % 2].clone(), served.clone());
         line.push(tokio::spawn(async move {
             let lease = leases
-                .acquire(&sku(), Acquire::new(LONG).wait(LONG))
+                .acquire(&sku(), Acquire::new(LONG).wait(WAIT))
                 .await
                 .unwrap();
-            served.lock().await.push((n, lease.token));
+            served.lock().await.push((n, lease.token, Instant::now()));
             leases.release(&sku(), &lease.id).await.unwrap();
         }));
         // The waiters join one after the other, so that their order is known.
@@ -49,17 +57,24 @@ async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() 
         waiting.abort();
     }
     one.release(&sku(), &first.id).await.unwrap();
+    let mut last_at = Instant::now();
     for (_, waiting) in stay {
-        timeout(LONG, waiting)
+        timeout(WAIT, waiting)
             .await
             .expect("the waiter was never granted the lease")
             .unwrap();
     }
     let served = served.lock().await;
-    let order: Vec<_> = served.iter().map(|(n, _)| *n).collect();
-    let order: Vec<_> = order.into_iter().filter(|n| n % 4 <= 1).collect();
-    assert_eq!(order, staying);
-    assert!(served.is_sorted_by_key(|(_, token)| *token));
+    assert!(served.is_sorted_by_key(|(_, token, _)| *token));
+    let is_fast = |(.., at): &&(usize, Token, Instant)| {
+        let before = std::mem::replace(&mut last_at, *at);
+        *at - before < TURN
+    };
+    let order = served.iter().take_while(is_fast).map(|(n, ..)| *n);
+    let order: Vec<_> = order.filter(|n| n % 4 <= 1).collect();
+    assert_eq!(order, staying[..order.len()]);
+    let all = served.iter().filter(|(n, ..)| n % 4 <= 1);
+    assert_eq!(all.count(), staying.len());
     soon!(
         "the lease is free",
         one.inspect(&sku()).await.unwrap().is_none()
@@ -100,18 +115,24 @@ async fn only_waiter_notices_a_shortened_lease<S: TestStore>() {
 /// A client gives up, and its release reaches another issuer, for example behind a load balancer.
 async fn release_at_another_issuer_ends_a_kept_position<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
-    let id = LeaseId::random();
-    let request = Acquire::new(LONG).lease_id(id.clone()).wait(S::SHORT);
-    is_held(one.acquire(&sku(), request).await);
-    let given_up_at = Instant::now();
-    let behind = wait(&two, LONG).await;
-    is_lost(two.release(&sku(), &id).await);
-    one.release(&sku(), &first.id).await.unwrap();
-    granted(behind).await;
-    // Without the release, the lease would be kept for the first client until three seconds have
-    // passed.
-    assert!(given_up_at.elapsed() < Duration::from_millis(2_950));
+    for _ in 0..5 {
+        let first = grant(&one, &sku(), LONG).await;
+        let id = LeaseId::random();
+        let request = Acquire::new(LONG).lease_id(id.clone()).wait(S::SHORT);
+        is_held(one.acquire(&sku(), request).await);
+        let given_up_at = Instant::now();
+        let behind = wait(&two, LONG).await;
+        is_lost(two.release(&sku(), &id).await);
+        one.release(&sku(), &first.id).await.unwrap();
+        let behind = granted(behind).await;
+        // Without the release, the lease would be kept for the first client until three seconds
+        // have passed. A busy machine may need several attempts.
+        if given_up_at.elapsed() < Duration::from_millis(2_950) {
+            return;
+        }
+        two.release(&sku(), &behind.id).await.unwrap();
+    }
+    panic!("the lease is kept for the first client");
 }
 
 /// A client's wait times out, and the lease is granted to its kept position.

@@ -35,9 +35,6 @@ pub trait TestStore {
     /// The shortest TTL that the tests use.
     const SHORT: Duration = SHORT;
 
-    /// A number of waiters that even a busy machine serves within a minute.
-    const MANY: usize = 1_000;
-
     /// Creates a store for one test, with two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>> + Send;
 
@@ -191,7 +188,6 @@ impl TestStore for Etcd {
     type Leases = EtcdLeases;
 
     const SHORT: Duration = Duration::from_secs(1);
-    const MANY: usize = 300;
 
     async fn fresh() -> Fresh<EtcdLeases> {
         let db = Sqlite::fresh(4).await;
@@ -213,7 +209,9 @@ impl TestStore for Http {
     async fn fresh() -> Fresh<HttpLeases> {
         let db = Sqlite::fresh(4).await;
         let issuer = Issuer::new(MemoryLeases::new(db.fence()));
-        let issuer = issuer.ttl_limits(Duration::from_millis(1)..=Duration::from_secs(60));
+        let longest = 10 * LONG;
+        let issuer = issuer.ttl_limits(Duration::from_millis(1)..=longest);
+        let issuer = issuer.wait_limit(longest);
         let server = Server::start(Router::new().nest("/locks", issuer.operator_router())).await;
         let connect = || HttpLeases::new(&server.url("/locks")).unwrap();
         (connect(), connect(), Box::new((db, server)))
