@@ -177,12 +177,12 @@ async fn grant_of_a_cancelled_request_is_released() {
     let (server, _db, leases) = with_leases().await;
     grant(&leases, &sku(), Duration::from_millis(1)).await;
     for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
-        server.command(&["CLIENT", "PAUSE", "1500", "ALL"]).await;
+        server.signal("-STOP");
         let sku = sku();
         let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
         gone.await.unwrap_err();
-        // The lease is granted after the pause, when its client has disconnected.
-        sleep(Duration::from_millis(1_600)).await;
+        // The lease is granted now, when its client has disconnected.
+        server.signal("-CONT");
         soon!(
             "the lease is released",
             leases.inspect(&sku).await.unwrap().is_none()
@@ -196,12 +196,13 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
     let id = LeaseId::random();
     let request = Acquire::new(LONG).lease_id(id.clone());
     let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
-    server.command(&["CLIENT", "PAUSE", "1500", "ALL"]).await;
+    server.signal("-STOP");
     let sku = sku();
     let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
     gone.await.unwrap_err();
-    // The request is executed after the pause, and abandoned immediately.
-    sleep(Duration::from_millis(2_000)).await;
+    server.signal("-CONT");
+    // The request is executed, and abandoned immediately.
+    sleep(Duration::from_millis(500)).await;
     let held = leases
         .inspect(&sku)
         .await
