@@ -15,14 +15,17 @@ use std::{
 
 use reqwest::Url;
 use sqlx::{Connection, PgConnection, Postgres, postgres::PgConnectOptions};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tower_fence::{
     Resource,
     lease::{Acquire, LeaseAdmin, LeaseError, Leases, PostgresLeases},
 };
 
 use crate::support::{
-    PATIENCE,
+    PATIENCE, SOON,
     database::{Fresh, TestDatabase, WAITING_FOR_LOCK},
     eventually,
     functions::{acquire_as, admit},
@@ -186,7 +189,8 @@ async fn a_flood_of_notifications_stops_no_other_request() {
 async fn a_frozen_writer_of_one_resource_stops_no_other() {
     let db = Postgres::fresh(6).await;
     // The lock timeout is much longer than the pool timeout.
-    let leases = PostgresLeases::new(db.fence_with(|fence| fence.lock_timeout(PATIENCE)));
+    let fence = db.fence_with(|fence| fence.lock_timeout(PATIENCE).pool_timeout(2 * SOON));
+    let leases = PostgresLeases::new(fence);
     let hot = Resource::new("hot").unwrap();
     let mut writer = PgConnection::connect(&db.url).await.unwrap();
     let lease = acquire_as(
@@ -215,20 +219,19 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         waiting.unwrap() > 0
     })
     .await;
-    // Further requests keep arriving, and their clients give up.
-    let flood = tokio::spawn({
+    // Further requests keep arriving, and their clients give up. A busy machine slows down the
+    // arrivals, too.
+    let mut flood = JoinSet::new();
+    for _ in 0..10 {
         let (leases, hot) = (leases.clone(), hot.clone());
-        async move {
+        flood.spawn(async move {
             loop {
-                let (leases, hot) = (leases.clone(), hot.clone());
-                tokio::spawn(async move {
-                    let request = leases.acquire(&hot, Acquire::new(LONG));
-                    timeout(Duration::from_millis(30), request).await
-                });
-                sleep(Duration::from_millis(3)).await;
+                const GIVEN_UP: Duration = Duration::from_millis(30);
+                let request = leases.acquire(&hot, Acquire::new(LONG));
+                let _ = tokio::join!(timeout(GIVEN_UP, request), sleep(GIVEN_UP));
             }
-        }
-    });
+        });
+    }
     for n in 0..20 {
         let other = Resource::new(format!("other-{n}")).unwrap();
         let lease = grant(&leases, &other, LONG).await;
@@ -238,7 +241,7 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
             "no request waits for the writer"
         );
     }
-    flood.abort();
+    flood.abort_all();
     writing.commit().await.unwrap();
     let mut tokens = 0;
     for request in crowd {
