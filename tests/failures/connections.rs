@@ -11,9 +11,10 @@ use std::{
 
 use futures_util::future::{join, join_all};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
-use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+use tower_fence::{AdmitError, Fence, FenceBuilder, Resource, Token, TokenUse};
 
 use crate::support::{
+    PATIENCE, SOON,
     database::{Fresh, TestDatabase, counting_pool},
     eventually,
     proxy::{Passage, Proxy, Sender},
@@ -404,9 +405,12 @@ async fn waiter_takes_over_the_connection_of_its_predecessor() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_for_a_connection_sees_the_closed_pool() {
     let db = Postgres::fresh(1).await;
-    waiter_gets_an_error(&db, db.fence()).await;
+    // The pool ends a wait after 20 seconds.
+    let waits = |fence: FenceBuilder<Postgres>| fence.pool_timeout(PATIENCE);
+    waiter_gets_an_error(&db, db.fence_with(waits)).await;
     let db = Postgres::fresh(1).await;
-    waiter_gets_an_error(&db, db.reusing_fence()).await;
+    let reuses = |fence| waits(fence).reuse_connections(true);
+    waiter_gets_an_error(&db, db.fence_with(reuses)).await;
 }
 
 async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
@@ -428,9 +432,8 @@ async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     for error in join(waiting, closing).await.0 {
         assert_matches!(error, AdmitError::Unavailable(_));
     }
-    // The request's own timeout is much longer.
     assert!(
-        asked_at.elapsed() < Duration::from_secs(4),
+        asked_at.elapsed() < SOON,
         "the request waits until its own timeout"
     );
 }
@@ -440,20 +443,17 @@ async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
 async fn a_short_hold_limit_costs_no_connection() {
     let db = Postgres::fresh(2).await;
     drop(db.pool.acquire().await.unwrap());
-    let fence = db.fence_with(|fence| {
-        fence
-            .reuse_connections(true)
-            .hold_timeout(Duration::from_millis(15))
-    });
+    let hold_timeout = Duration::from_millis(200);
+    let fence = db.fence_with(|fence| fence.reuse_connections(true).hold_timeout(hold_timeout));
     let mut server_processes = HashSet::new();
-    for value in 1..=5 {
+    for value in 1..=3 {
         let first = resource(0);
         let tx = fence.begin(&first, token(value), TokenUse::SingleUse);
         let mut tx = tx.await.unwrap();
         let server_process = "SELECT CAST(pg_backend_pid() AS bigint)";
         server_processes.insert(Postgres::number(&mut tx, server_process).await.unwrap());
         tx.commit().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        tokio::time::sleep(2 * hold_timeout).await;
     }
     assert!(server_processes.len() <= 2, "{server_processes:?}");
 }

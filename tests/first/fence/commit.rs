@@ -231,7 +231,7 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
 #[tokio::test]
 async fn server_ends_the_transaction_of_a_frozen_holder() {
     let db = Postgres::fresh(3).await;
-    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_secs(1)));
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 5).await;
     // The first holder is paused here. A newer holder is admitted before the `lock_timeout` of its

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tower_fence::{AdmitError, Fence, FenceBuilder, TokenUse, fence::CommitError};
 
 use crate::support::{
+    PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
     fence::{begin, insert, sku, token, write},
@@ -134,7 +135,7 @@ async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
 async fn session_ended_by_its_timeout_has_written_nothing() {
     let db = Postgres::fresh(2).await;
     let proxy = Proxy::to(db.addr()).await;
-    let settings = Fence::builder().hold_timeout(Duration::from_millis(100));
+    let settings = Fence::builder().hold_timeout(Duration::from_secs(1));
     let fence = fence(&db, &proxy, settings).await;
     let mut tx = begin(&fence, 1).await;
     insert(&mut tx, 1).await;
@@ -150,7 +151,7 @@ async fn session_ended_by_its_timeout_has_written_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_write_fails_after_the_host_of_the_database_was_replaced() {
     const CONNECTIONS: u32 = 4;
-    let timeout = Duration::from_millis(300);
+    let timeout = Duration::from_secs(1);
     for (reuses, tests) in [(false, true), (false, false), (true, true), (true, false)] {
         let db = Postgres::fresh(2).await;
         let is_gone = Arc::<AtomicBool>::default();
@@ -170,7 +171,8 @@ async fn one_write_fails_after_the_host_of_the_database_was_replaced() {
             .await;
         let fence = Fence::builder()
             .reuse_connections(reuses)
-            .pool_timeout(timeout)
+            // The pool tests a connection within this timeout.
+            .pool_timeout(if tests { timeout } else { PATIENCE })
             .lock_timeout(timeout)
             .answer_timeout(timeout)
             .build(pool.unwrap());

@@ -23,7 +23,7 @@ on_both_databases!(
 
 async fn timed_out_handler_claims_no_key<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300)));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_secs(1)));
     let server = Server::start(app(fence, Arc::default())).await;
     let answer = server.write("/r/begin-and-linger", 5).await;
     answer.is_problem(503, "handler-timeout");

@@ -71,7 +71,7 @@ async fn each_wrong_body_has_its_answer<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"))
         .body_limit_bytes(100)
-        .body_timeout(Duration::from_millis(200));
+        .body_timeout(Duration::from_secs(1));
     let echo = post(|body: Bytes| async { body });
     let app = Router::new().route("/{sku}/echo", echo).route_layer(layer);
     let server = Server::start(app).await;
@@ -94,7 +94,7 @@ async fn each_wrong_body_has_its_answer<DB: TestDatabase>() {
     send(chunked(stream(11, Duration::ZERO)))
         .await
         .is_problem(413, "body-too-large");
-    send(chunked(stream(9, Duration::from_millis(50))))
+    send(chunked(stream(9, Duration::from_millis(200))))
         .await
         .is_problem(408, "body-timeout");
     assert_eq!(max_token(&db).await, None);

@@ -58,7 +58,7 @@ async fn panic_writes_nothing_and_refuses_older_tokens<DB: TestDatabase>() {
 
 async fn timed_out_handler_is_ended_and_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_secs(1)));
     let server = Server::start(app(fence, Plan::default())).await;
     let answer = server.write("/a/slow", 5).await;
     answer.is_problem(503, "handler-timeout");
