@@ -172,9 +172,10 @@ async fn a_thousand_go_away(reuse: bool) {
         "no client disconnected in a handler or a lock wait"
     );
 
+    // On a busy machine, a few rollbacks take too long, and their connections are closed.
     let connects = proxy.connections();
     assert!(
-        connects <= 2 * u64::from(CONNECTIONS),
+        connects <= 2 * u64::from(CONNECTIONS) + cut / 2,
         "{connects} connections were opened"
     );
     // All connections are acquired at the same time, so that each is a different one.
