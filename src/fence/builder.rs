@@ -236,7 +236,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// If connections are reused, `after_connect` runs for each connection, but `before_acquire`
     /// and `after_release` rarely run between two writes. For an in-memory SQLite database, the
-    /// pool has one connection, which stays open.
+    /// pool has one connection, which stays open unless a transaction on it cannot be ended. On
+    /// SQLite, `PRAGMA synchronous` is EXTRA unless the options set it.
     ///
     /// # Errors
     ///
@@ -248,7 +249,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         pool: PoolOptions<DB>,
         options: <DB::Connection as Connection>::Options,
     ) -> sqlx::Result<Fence<DB>> {
-        let pool = DB::own_pool(pool, &options);
+        let (pool, options) = DB::own_pool(pool, options);
         let pool = match pool.connect_with(options.clone()).await {
             Err(sqlx::Error::PoolTimedOut) => return Err(cause_of_timeout::<DB>(&options).await),
             connected => connected?,

@@ -6,12 +6,12 @@ use super::{Names, On};
 
 #[trait_variant::make(Send)]
 pub(crate) trait Setup: Database {
-    /// Returns the options of a pool that the fence opens itself.
+    /// Returns the options of a pool that the fence opens itself, and of its connections.
     fn own_pool(
         pool: PoolOptions<Self>,
-        _: &<Self::Connection as Connection>::Options,
-    ) -> PoolOptions<Self> {
-        pool
+        options: <Self::Connection as Connection>::Options,
+    ) -> (PoolOptions<Self>, <Self::Connection as Connection>::Options) {
+        (pool, options)
     }
 
     /// Returns the prefix of the names of the fence's tables and functions, for the schema that the

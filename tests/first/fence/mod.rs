@@ -21,6 +21,7 @@ mod in_between;
 mod kept;
 mod left_open;
 mod migration;
+mod on_sqlite;
 mod pool_hooks;
 mod protection;
 mod protection_attacks;

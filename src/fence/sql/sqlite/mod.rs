@@ -11,7 +11,9 @@ mod tables;
 use sqlx::{
     AssertSqlSafe, Connection, Executor, SqlSafeStr, Sqlite, SqliteConnection,
     migrate::MigrateError,
-    sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteTransactionManager},
+    sqlite::{
+        SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous, SqliteTransactionManager,
+    },
 };
 
 use crate::fence::{
@@ -82,17 +84,27 @@ impl Transactions for Sqlite {
 }
 
 impl Setup for Sqlite {
-    fn own_pool(pool: SqlitePoolOptions, options: &SqliteConnectOptions) -> SqlitePoolOptions {
-        // An in-memory database is lost when its last connection closes. Its options have no getter
-        // for this setting, and `to_url_lossy` panics for some names.
-        let options = format!("{options:?}");
-        match options.contains(":memory:") || options.contains("in_memory: true") {
+    fn own_pool(
+        pool: SqlitePoolOptions,
+        options: SqliteConnectOptions,
+    ) -> (SqlitePoolOptions, SqliteConnectOptions) {
+        // The options have no getters for these settings, and `to_url_lossy` panics for some names.
+        let settings = format!("{options:?}");
+        // An in-memory database is lost when its last connection closes.
+        let pool = match settings.contains(":memory:") || settings.contains("in_memory: true") {
             true => pool
                 .max_connections(1)
                 .idle_timeout(None)
                 .max_lifetime(None),
             false => pool,
-        }
+        };
+        // In the journal mode DELETE, FULL does not sync the folder after the journal is deleted,
+        // so a power loss can undo a confirmed COMMIT. In WAL mode, EXTRA is the same as FULL.
+        let options = match settings.contains("\"synchronous\": None") {
+            true => options.synchronous(SqliteSynchronous::Extra),
+            false => options,
+        };
+        (pool, options)
     }
 
     fn prefix(schema: Option<&str>) -> String {
