@@ -1,13 +1,19 @@
 //! Properties of a fence that follow from SQLite's file: its durability, its locks, and concurrent
 //! migrations.
 
+use std::time::Duration;
+
 use sqlx::{
     Sqlite,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous},
 };
+use tokio::time::sleep;
 use tower_fence::Fence;
 
-use crate::support::database::TestDatabase;
+use crate::support::{database::TestDatabase, fence::write};
+
+/// Time for which another connection can be expected to wait.
+const MOMENT: Duration = Duration::from_millis(50);
 
 #[tokio::test]
 async fn commits_of_an_own_pool_survive_a_power_loss() {
@@ -22,4 +28,29 @@ async fn commits_of_an_own_pool_survive_a_power_loss() {
     let chosen = chosen.synchronous(SqliteSynchronous::Normal);
     let fence = Fence::builder().connect_with(SqlitePoolOptions::new(), chosen);
     assert_eq!(synchronous(fence.await.unwrap()).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn migration_succeeds_after_a_concurrent_one() {
+    let db = Sqlite::fresh(2).await;
+    let tables = "SELECT group_concat('DROP TABLE ' || name || ';', ' ') FROM sqlite_master \
+         WHERE type = 'table' AND name LIKE 'tower_fence_%'";
+    let drop: String = sqlx::query_scalar(tables)
+        .fetch_one(&db.pool)
+        .await
+        .unwrap();
+    db.execute(&drop).await;
+    let script = db.fence().schema_sql();
+    let (history, tables) = script.split_at(script.find("-- Version").unwrap());
+    db.execute(history).await;
+    let mut other = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    Sqlite::run(&mut other, tables).await;
+    let migration = tokio::spawn({
+        let fence = db.fence();
+        async move { fence.migrate().await }
+    });
+    sleep(MOMENT).await;
+    other.commit().await.unwrap();
+    migration.await.unwrap().unwrap();
+    write(&db.fence(), 5).await.unwrap();
 }

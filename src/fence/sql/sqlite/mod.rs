@@ -121,9 +121,18 @@ impl Setup for Sqlite {
         let table = names.apply("tower_fence.migrations");
         let (file, table) = table.split_once('.').unwrap_or(("main", &table));
         let found = format!("SELECT 1 FROM {file}.sqlite_master WHERE name = '{table}'");
-        let has_history = conn.fetch_optional(AssertSqlSafe(found)).await?.is_some();
-        migrations::migrate(conn, has_history, names, migrations::SQLITE).await?;
-        Ok(())
+        let mut repeated = false;
+        loop {
+            let row = conn.fetch_optional(AssertSqlSafe(found.clone())).await?;
+            match migrations::migrate(conn, row.is_some(), names, migrations::SQLITE).await {
+                // sqlx does not lock an SQLite database for migrations. If another process has
+                // migrated at the same time, the tables are now current.
+                Err(MigrateError::ExecuteMigration(..) | MigrateError::Execute(_)) if !repeated => {
+                    repeated = true;
+                }
+                migrated => return migrated.map(drop),
+            }
+        }
     }
 
     fn schema_sql(names: &Names, _: bool) -> String {
