@@ -106,8 +106,8 @@ pub enum CommitError {
     /// COMMIT collided with another transaction. Nothing was written.
     #[error("the database was busy at COMMIT")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// The connection was lost before COMMIT was sent, or its session was unusable. Nothing was
-    /// written.
+    /// The connection was lost before COMMIT was sent, its session was unusable, or the disk of an
+    /// SQLite database was full. Nothing was written.
     #[error("the database became unavailable before COMMIT")]
     Unavailable(#[source] Arc<sqlx::Error>),
     /// The handler tried to commit, although the layer must store the response together with the
@@ -230,6 +230,20 @@ mod tests {
         assert!(matches!(
             WriteError::alone(failure(Fault::Collision)),
             WriteError::Admit(AdmitError::Busy(_))
+        ));
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    async fn commit_on_a_full_disk_is_unavailable() {
+        use sqlx::{Connection, SqliteConnection};
+        let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        let fill =
+            "CREATE TABLE t (x); PRAGMA max_page_count = 2; INSERT INTO t VALUES (zeroblob(99999))";
+        let full = sqlx::raw_sql(fill).execute(&mut conn).await.unwrap_err();
+        assert!(matches!(
+            CommitError::at_commit(full.into()),
+            CommitError::Unavailable(_)
         ));
     }
 }

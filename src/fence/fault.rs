@@ -37,8 +37,8 @@ pub(crate) enum Fault {
     /// The server has ended the session because of a timeout. It never does this after COMMIT, so
     /// the statement had no effect.
     Ended,
-    /// The session is lost, out of sync, shutting down or read-only. Unless it is read-only, the
-    /// statement may have taken effect. Another session may be usable.
+    /// The session is lost, out of sync, shutting down or unable to write. Unless it is unable to
+    /// write, the statement may have taken effect. Another session may be usable.
     Lost,
     /// No response arrived in time. The statement may have taken effect, or may still take effect.
     Silent,
@@ -114,8 +114,10 @@ impl Fault {
         match code.map(|code| code & 0xff) {
             // SQLITE_BUSY, SQLITE_LOCKED
             Some(5 | 6) => Self::Contention,
-            // SQLITE_IOERR, SQLITE_CORRUPT
-            Some(10 | 11) => Self::Lost,
+            // SQLITE_IOERR, SQLITE_CORRUPT, SQLITE_FULL
+            Some(10 | 11 | 13) => Self::Lost,
+            // SQLITE_READONLY_DBMOVED: the file was replaced
+            _ if code == Some(1032) => Self::Lost,
             // SQLite reports a missing table or column as SQLITE_ERROR, without a specific code.
             Some(1) if message.contains("no such table") || message.contains("no such column") => {
                 Self::Missing
@@ -196,15 +198,19 @@ impl Failure {
 
     /// Returns whether the session cannot write. In that case, the idle connections of the pool
     /// probably cannot write either.
-    pub(super) fn is_read_only(&self) -> bool {
-        // read_only_sql_transaction
-        self.sqlstate() == Some("25006")
+    pub(super) fn cannot_write(&self) -> bool {
+        let error = self.cause.as_database_error();
+        // read_only_sql_transaction, SQLITE_FULL, SQLITE_READONLY_DBMOVED
+        matches!(
+            error.and_then(|error| error.code()).as_deref(),
+            Some("25006" | "13" | "1032")
+        )
     }
 
     /// Returns whether the COMMIT, or the statement that commits by itself, may have taken effect.
     /// If a pooler loses its server, it may report this with an error that is not fatal.
     pub(super) fn may_be_committed(&self) -> bool {
-        matches!(self.fault, Fault::Lost | Fault::Silent) && !self.is_read_only()
+        matches!(self.fault, Fault::Lost | Fault::Silent) && !self.cannot_write()
     }
 
     /// Returns the SQLSTATE of an error of Postgres.

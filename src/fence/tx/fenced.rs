@@ -177,8 +177,8 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     ///   commits the transaction together with the response. Nothing was written.
     /// - [`CommitError::Unfenced`] if a deferred trigger has written to a protected table without
     ///   an admission. Nothing was written.
-    /// - [`CommitError::Unavailable`] if the connection was lost before COMMIT. Nothing was
-    ///   written.
+    /// - [`CommitError::Unavailable`] if the connection was lost before COMMIT, or if the disk of
+    ///   an SQLite database is full. Nothing was written.
     /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT, or the response
     ///   did not arrive within the [`answer_timeout`](crate::FenceBuilder::answer_timeout).
     ///

@@ -43,7 +43,7 @@ async fn response<T>(
 /// connection is closed, the server cancels its statement. If the session cannot write, this
 /// function also closes the idle connections of the pool.
 fn breaks_connection<DB: Transactions>(failure: &Failure, connections: &Connections<DB>) -> bool {
-    if failure.is_read_only() {
+    if failure.cannot_write() {
         connections.close_idle();
     }
     failure.fault.is_gone() || failure.fault == Fault::Silent

@@ -1,19 +1,30 @@
 //! Properties of a fence that follow from SQLite's file: its durability, its locks, and concurrent
 //! migrations.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use sqlx::{
     Sqlite,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous},
 };
 use tokio::time::sleep;
-use tower_fence::Fence;
+use tower_fence::{AdmitError, Fence};
 
-use crate::support::{database::TestDatabase, fence::write};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::write,
+};
 
 /// Time for which another connection can be expected to wait.
 const MOMENT: Duration = Duration::from_millis(50);
+
+/// Returns a database in SQLite's default journal mode.
+async fn with_rollback_journal() -> Fresh<Sqlite> {
+    // The mode cannot be changed while other connections are open.
+    let db = Sqlite::fresh(1).await;
+    db.execute("PRAGMA journal_mode = DELETE").await;
+    db
+}
 
 #[tokio::test]
 async fn commits_of_an_own_pool_survive_a_power_loss() {
@@ -53,4 +64,19 @@ async fn migration_succeeds_after_a_concurrent_one() {
     other.commit().await.unwrap();
     migration.await.unwrap().unwrap();
     write(&db.fence(), 5).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_to_a_replaced_file_is_closed() {
+    let db = with_rollback_journal().await;
+    let fence = db.fence();
+    write(&fence, 5).await.unwrap();
+    let file = db.url.strip_prefix("sqlite://").unwrap();
+    let copy = format!("{file}.copy");
+    db.execute(&format!("VACUUM INTO '{copy}'")).await;
+    fs::rename(&copy, file).unwrap();
+    let refused = write(&fence, 6).await;
+    assert_matches!(refused, Err(AdmitError::Unavailable(_)));
+    write(&fence, 6).await.unwrap();
+    assert_eq!(db.entries().await, 2);
 }
