@@ -96,9 +96,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Default: 5 s.
     ///
     /// BEGIN and the statements of the fence may take this timeout plus
-    /// [`lock_timeout`](Self::lock_timeout). For COMMIT, the timeout includes waits for locks, for
-    /// example those of a deferred foreign key. If the timeout passes, the outcome of COMMIT is
-    /// unknown.
+    /// [`lock_timeout`](Self::lock_timeout), and so may COMMIT on SQLite. For COMMIT on Postgres,
+    /// the timeout includes waits for locks, for example those of a deferred foreign key. If the
+    /// timeout passes, the outcome of COMMIT is unknown.
     pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.limits.answer_timeout = timeout;
         self

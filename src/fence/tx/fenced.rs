@@ -180,7 +180,8 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// - [`CommitError::Unavailable`] if the connection was lost before COMMIT, or if the disk of
     ///   an SQLite database is full. Nothing was written.
     /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT, or the response
-    ///   did not arrive within the [`answer_timeout`](crate::FenceBuilder::answer_timeout).
+    ///   did not arrive within the [`answer_timeout`](crate::FenceBuilder::answer_timeout), on
+    ///   SQLite plus the [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
     /// # Cancel safety
     ///

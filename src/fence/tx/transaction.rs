@@ -231,14 +231,18 @@ impl<DB: Transactions> Transaction<DB> {
 
     /// Commits the transaction. `Ok` means that the COMMIT is confirmed.
     pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
-        let answer_timeout = self.limits.answer_timeout;
+        // On SQLite, COMMIT waits for readers, for at most the lock timeout.
+        let within = match DB::HAS_SERVER {
+            true => self.limits.answer_timeout,
+            false => self.limits.statement(),
+        };
         let begin_next = self.connections.begins_next(self.limits);
         if !self.is_outermost().await {
             return Err(CommitError::Unfinished);
         }
         let sent = Instant::now();
         let conn = self.connection_mut();
-        match response(answer_timeout, DB::commit(conn, begin_next)).await {
+        match response(within, DB::commit(conn, begin_next)).await {
             Ok(Committed::Clean) => self.phase = self.restore_busy_timeout().await,
             Ok(Committed::Broken) => self.phase = Phase::Broken,
             Ok(Committed::Begun) => {

@@ -4,15 +4,15 @@
 use std::{fs, time::Duration};
 
 use sqlx::{
-    Sqlite,
+    Connection, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous},
 };
 use tokio::time::sleep;
-use tower_fence::{AdmitError, Fence};
+use tower_fence::{AdmitError, CommitError, Fence};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::write,
+    fence::{begin, insert, write},
 };
 
 /// Time for which another connection can be expected to wait.
@@ -79,4 +79,22 @@ async fn a_connection_to_a_replaced_file_is_closed() {
     assert_matches!(refused, Err(AdmitError::Unavailable(_)));
     write(&fence, 6).await.unwrap();
     assert_eq!(db.entries().await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commit_waits_for_readers_up_to_the_lock_timeout() {
+    let db = with_rollback_journal().await;
+    let fence = db.fence_with(|fence| {
+        fence
+            .lock_timeout(Duration::from_millis(1_500))
+            .answer_timeout(Duration::from_secs(1))
+    });
+    let mut reader = SqliteConnection::connect(&db.url).await.unwrap();
+    Sqlite::run(&mut reader, "BEGIN; SELECT count(*) FROM ledger").await;
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 5).await;
+    assert_matches!(tx.commit().await, Err(CommitError::Busy(_)));
+    Sqlite::run(&mut reader, "COMMIT").await;
+    // Nothing was written, so the token is still valid.
+    write(&fence, 5).await.unwrap();
 }
