@@ -107,14 +107,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         let permit = self.queues.wait(key, after(wait)).await;
         let permit = permit.ok_or(OnceError::InFlight)?;
         // If the queue of a resource is occupied, look for the record first, because a replay does
-        // not have to wait in the queue. On SQLite, the lookup would wait for the same lock as the
-        // write.
+        // not have to wait in the queue.
         let mut permits = match self.wait_in_queues_until(&claims, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {
-                if DB::HAS_SERVER
-                    && let Ok(Some(record)) = self.find(&id).await
-                {
+                if let Ok(Some(record)) = self.find(&id).await {
                     return replay(record, fingerprint).map(Once::Replay);
                 }
                 self.wait_in_queues(&claims).await?

@@ -60,7 +60,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns [`AdmitError::Misconfigured`] with the required change, [`AdmitError::NotMigrated`]
     /// if tables are missing or outdated, and otherwise the errors of [`inspect`](Self::inspect).
     pub async fn check(&self) -> Result<(), AdmitError> {
-        let begun = Transaction::begin(&self.connections, self.limits, Begin::WithLimits);
+        let begun = Transaction::begin(&self.connections, self.limits, Begin::ToRead);
         let mut transaction = begun.await?;
         let is_migrated = transaction.run(async |on| DB::check(on).await);
         match is_migrated.await? {

@@ -162,7 +162,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         &self,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
-        let opened = self.open(Plan::new(self.limits), async move |transaction| {
+        let plan = Plan {
+            begin: Begin::ToRead,
+            ..Plan::new(self.limits)
+        };
+        let opened = self.open(plan, async move |transaction| {
             Ok(transaction.run(statements).await?)
         });
         let (_, outcome) = opened.await?;

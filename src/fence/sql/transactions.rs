@@ -66,6 +66,9 @@ pub(crate) trait Transactions: Database {
 pub(crate) enum Begin {
     /// BEGIN sets the timeouts.
     WithLimits,
+    /// Like `WithLimits`, for statements that only read. On SQLite, they do not take the write
+    /// lock.
+    ToRead,
     /// The first statement is an admission, which sets the timeouts.
     ForAdmission,
 }

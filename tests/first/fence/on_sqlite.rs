@@ -12,7 +12,7 @@ use tower_fence::{AdmitError, CommitError, Fence};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::{begin, insert, write},
+    fence::{begin, insert, sku, write},
 };
 
 /// Time for which another connection can be expected to wait.
@@ -97,4 +97,16 @@ async fn commit_waits_for_readers_up_to_the_lock_timeout() {
     Sqlite::run(&mut reader, "COMMIT").await;
     // Nothing was written, so the token is still valid.
     write(&fence, 5).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_of_the_fence_do_not_wait_for_a_writer() {
+    let db = Sqlite::fresh(2).await;
+    let fence = db.fence_with(|fence| fence.lock_timeout(MOMENT));
+    write(&fence, 5).await.unwrap();
+    let mut tx = begin(&fence, 6).await;
+    insert(&mut tx, 6).await;
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+    fence.check().await.unwrap();
+    tx.commit().await.unwrap();
 }

@@ -19,6 +19,7 @@ on_both_databases!(
     a_repeated_write_happens_once_and_is_answered_the_same,
     second_of_two_requests_waits_and_replays_the_first,
     second_of_two_requests_runs_if_the_first_failed,
+    a_replay_does_not_wait_for_another_write,
     timed_out_wait_for_a_key_is_reported,
     each_wrong_key_has_its_answer,
     write_without_a_key_is_unaffected,
@@ -101,6 +102,21 @@ async fn second_of_two_requests_runs_if_the_first_failed<DB: TestDatabase>() {
         is_call(&second.await.unwrap(), 2, false);
         assert_eq!(db.entries().await, 1);
     }
+}
+
+async fn a_replay_does_not_wait_for_another_write<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let plan = Plan::new(0, 1);
+    let [server, _other] = two_servers(&db, Idempotency::optional(), &plan).await;
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+    let open = tokio::spawn(Answer::to(keyed(&server, "/a/add", 6, "other")));
+    eventually!(
+        "the other write is at the gate",
+        plan.calls.load(Relaxed) == 2
+    );
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
+    plan.gate.add_permits(1);
+    is_call(&open.await.unwrap(), 2, false);
 }
 
 async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {

@@ -26,7 +26,9 @@ impl Transactions for Postgres {
 
     async fn begin(conn: &mut PgConnection, limits: Limits, begin: Begin) -> sqlx::Result<()> {
         let sql = match begin {
-            Begin::WithLimits => begin_with_limits(conn.server_version_num(), limits),
+            Begin::WithLimits | Begin::ToRead => {
+                begin_with_limits(conn.server_version_num(), limits)
+            }
             Begin::ForAdmission => begin_for_admission(limits.transaction_pooling),
         };
         let sql = AssertSqlSafe(format!("{LEAVE}; {sql}")).into_sql_str();

@@ -31,13 +31,17 @@ impl Transactions for Sqlite {
 
     const HAS_SERVER: bool = false;
 
-    async fn begin(conn: &mut SqliteConnection, limits: Limits, _: Begin) -> sqlx::Result<()> {
+    async fn begin(conn: &mut SqliteConnection, limits: Limits, begin: Begin) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock at the beginning. A deferred transaction that reads first
         // can fail later with SQLITE_BUSY, without waiting. Before COMMIT, the fence checks that
         // the savepoint still exists.
+        let mode = match begin {
+            Begin::ToRead => "DEFERRED",
+            Begin::WithLimits | Begin::ForAdmission => "IMMEDIATE",
+        };
         let lock_ms = millis(limits.lock_timeout);
         let sql = format!(
-            "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
+            "PRAGMA busy_timeout = {lock_ms}; BEGIN {mode}; SAVEPOINT {}",
             savepoint()
         );
         let sql = AssertSqlSafe(sql).into_sql_str();
