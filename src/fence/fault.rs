@@ -165,10 +165,9 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a request that timed out while it waited for another request of this
-    /// process for the same resource.
+    /// Returns the failure for a request that timed out in a queue of this process.
     pub(super) fn in_use() -> Self {
-        Self::contention("another request of this process is using the resource")
+        Self::contention("another request of this process has not ended in time")
     }
 
     /// Returns the failure for a request whose resource was behind after each attempt to catch up.

@@ -5,6 +5,9 @@
 //! connection of the pool. The writes to one contended resource would then hold all connections,
 //! and starve the writes to other resources. Therefore writes wait here first, and only the first
 //! write in a queue takes a connection.
+//!
+//! SQLite allows one writer at a time, and does not serve waiting writers in order. On SQLite, the
+//! first writes of all queues therefore wait in one more queue.
 
 use std::{
     collections::HashMap,
@@ -22,6 +25,8 @@ use crate::token::Resource;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(in crate::fence) enum QueueKey {
     Resource(Resource),
+    /// All transactions that write, on a database that allows one writer at a time.
+    Writer,
     /// An idempotency key, with the digest of its scope.
     Key([u8; 32], String),
     /// The task that moves the resources of a distributed fence to the current timeline.

@@ -23,6 +23,7 @@ use crate::{
         claims::Claims,
         error::AdmitError,
         fault::{Failure, Fault},
+        local::{Permit, QueueKey},
         settings::Limits,
         sql::{Begin, FenceDatabase, Names, On},
         tx::Transaction,
@@ -97,7 +98,13 @@ impl<DB: FenceDatabase> Fence<DB> {
             let limits = tries.limits();
             let mut transaction = match open.take() {
                 Some(transaction) => transaction,
-                None => Transaction::begin(&self.connections, limits, plan.begin).await?,
+                None => {
+                    let turn = self.turn_to_write(limits, plan.begin).await?;
+                    let mut begun =
+                        Transaction::begin(&self.connections, limits, plan.begin).await?;
+                    begun.turn = turn;
+                    begun
+                }
             };
             let began = Instant::now();
             let checked = transaction.run(async |on| Ok(ensure_checked::<DB>(on).await));
@@ -137,6 +144,17 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
             }
         }
+    }
+
+    /// Waits without a connection until no other transaction of this process writes, if the
+    /// database allows one writer at a time.
+    async fn turn_to_write(&self, limits: Limits, begin: Begin) -> Result<Option<Permit>, Failure> {
+        if DB::HAS_SERVER || begin == Begin::ToRead {
+            return Ok(None);
+        }
+        let until = after(limits.lock_timeout);
+        let turn = self.queues.wait(QueueKey::Writer, until).await;
+        turn.map(Some).ok_or_else(Failure::in_use)
     }
 
     /// Runs statements of the fence in a transaction with these timeouts, and commits the

@@ -20,6 +20,7 @@ use crate::fence::{
     conn::{self, CheckedOut, Connections, Origin},
     error::CommitError,
     fault::{Failure, Fault, has_changed_plan},
+    local::Permit,
     settings::Limits,
     sql::{Begin, Committed, On, ReservedKey, TransactionId, TransactionManager, Transactions},
 };
@@ -44,6 +45,8 @@ pub(crate) struct Transaction<DB: Transactions> {
     /// SQLite's `busy_timeout` before BEGIN changed it. It is restored before the connection
     /// returns to the pool.
     busy_timeout_ms: Option<i64>,
+    /// The permit of the queue in which the transactions of SQLite wait.
+    pub(in crate::fence) turn: Option<Permit>,
     /// The time at which the transaction acquired the last of its row locks. The hold timeout is
     /// measured from this time.
     pub(in crate::fence) held_since: Instant,
@@ -108,6 +111,7 @@ impl<DB: Transactions> Transaction<DB> {
             hooked: false,
             used: false,
             busy_timeout_ms: None,
+            turn: None,
             held_since: Instant::now(),
         }
     }

@@ -1,18 +1,19 @@
 //! Properties of a fence that follow from SQLite's file: its durability, its locks, and concurrent
 //! migrations.
 
-use std::{fs, time::Duration};
+use std::{fs, pin::pin, time::Duration};
 
 use sqlx::{
     Connection, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous},
 };
-use tokio::time::sleep;
-use tower_fence::{AdmitError, CommitError, Fence};
+use tokio::time::{sleep, timeout};
+use tower_fence::{AdmitError, CommitError, Fence, Resource, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::{begin, insert, sku, write},
+    eventually,
+    fence::{begin, insert, sku, token, write},
 };
 
 /// Time for which another connection can be expected to wait.
@@ -109,4 +110,24 @@ async fn reads_of_the_fence_do_not_wait_for_a_writer() {
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     fence.check().await.unwrap();
     tx.commit().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_of_different_resources_wait_without_a_connection() {
+    let db = Sqlite::fresh(2).await;
+    let fence = db.fence();
+    let first = begin(&fence, 5).await;
+    let other = Resource::new("sku-2").unwrap();
+    let mut second = pin!(fence.begin(&other, token(5), TokenUse::SingleUse));
+    assert!(timeout(MOMENT, &mut second).await.is_err());
+    eventually!(
+        "one connection is in use",
+        db.pool.size() as usize - db.pool.num_idle() == 1
+    );
+    first.commit().await.unwrap();
+    second.await.unwrap().commit().await.unwrap();
+    // A transaction on both resources takes one place in the queue.
+    let both = [(sku(), token(6)), (other.clone(), token(6))];
+    let tx = fence.begin_all(&both, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
 }
