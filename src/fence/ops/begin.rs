@@ -109,6 +109,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// the transaction back if this call fails. Without a transaction, the check and the write are
     /// not atomic.
     ///
+    /// On SQLite, begin the transaction with `BEGIN IMMEDIATE`. Otherwise an admission after a read
+    /// can fail with [`AdmitError::Busy`] without waiting, and only a new transaction can succeed.
+    ///
     /// The [guide](crate::guide::ways_to_write#a-transaction-of-your-own) contains an example.
     ///
     /// # Errors
