@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tower_fence::{
     Resource,
-    epochs::{Epoch, partition_of},
+    epochs::{Epoch, SourceId, partition_of},
     lease::{
         LeaseError,
         backend::{BlankCounter, Reply, Seen},
@@ -15,7 +15,7 @@ use crate::{
     error::EtcdError,
     etcd::Etcd,
     incarnation::{Log, StoredIncarnation},
-    messages::{Header, StatusAnswer, created_at, has_value, put, written_at},
+    messages::{Header, StatusAnswer, created_at, get_range, has_value, put, written_at},
     stored::value,
 };
 
@@ -64,6 +64,11 @@ impl Etcd {
             CounterState::Begun { counter, .. } => counter.epoch.get(),
             CounterState::Over(epoch) => epoch,
         };
+        if row.counter.is_none()
+            && let Some(theirs) = self.other_source(source).await?
+        {
+            return Ok(Reply::OtherSource(theirs));
+        }
         let (incarnation_key, counter_key) =
             (self.keys.incarnation(), self.keys.counter(partition));
         let mut compare = vec![match &row.incarnation {
@@ -95,6 +100,23 @@ impl Etcd {
         }
         let mark = mark(answer.header.revision, &blank);
         Ok(Reply::NeedsEpoch(BlankCounter::new(epoch, mark)))
+    }
+
+    /// Returns the source of epochs to which the counters of other partitions belong, or `None` if
+    /// one of them belongs to this source, or if there are none. Without this check, an issuer that
+    /// was started by mistake would become the owner of each partition that no issuer has used. Of
+    /// two issuers that write the first counter at the same time, one fails, because both also
+    /// write the incarnation of etcd.
+    async fn other_source(&self, ours: &SourceId) -> Result<Option<String>, EtcdError> {
+        let reads = [get_range(&self.keys.counters())];
+        let answer = self.txn(&[], &reads, &[]).await?;
+        let kvs = answer.reads().flat_map(|read| read.kvs);
+        let counters = kvs.filter_map(|kv| serde_json::from_slice(&kv.value.0).ok());
+        let sources: Vec<String> = counters
+            .map(|counter: StoredCounter| counter.source)
+            .collect();
+        let is_ours = sources.iter().any(|source| source == ours.as_str());
+        Ok(sources.into_iter().next().filter(|_| !is_ours))
     }
 
     async fn new_incarnation(&self, row: &Row) -> Result<StoredIncarnation, EtcdError> {

@@ -178,7 +178,9 @@ enum OtherOwner {
         "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to a quorum of the \
          nodes `{theirs}`, but this issuer's nodes are `{ours}`: to change the nodes, stop all issuers, delete \
          the keys `{key_prefix}:quorum:*` on all old and new nodes, and start the issuers with the new ones; if \
-         only this node was used by another quorum, which no longer uses it, delete the keys there"
+         only this node was used by another quorum, which no longer uses it, delete the keys there; if an issuer \
+         was started with the nodes `{theirs}` by mistake, stop it and delete only the counters \
+         `{key_prefix}:quorum:*:counter` that name them"
     )]
     Nodes {
         node: Box<str>,
@@ -189,7 +191,9 @@ enum OtherOwner {
     #[error(
         "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to the source of \
          epochs `{theirs}`, which is not this issuer's: choose a key prefix for each database (`key_prefix`), or, \
-         if the database was recreated, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes"
+         if the database was recreated, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes; \
+         if an issuer with that source was started by mistake, stop it and delete only the counters \
+         `{key_prefix}:quorum:*:counter` that name the source"
     )]
     Source {
         node: Box<str>,

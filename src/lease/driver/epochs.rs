@@ -117,7 +117,7 @@ impl<B: Backend> Store<B> {
                     self.counters()?.learn_source().await?;
                 }
                 (Reply::OtherSource(theirs), _) => {
-                    return Err(fail(flight, self.mismatch(resource, theirs)));
+                    return Err(fail(flight, self.mismatch(theirs)));
                 }
                 (reply, _) => return Ok(reply),
             }
@@ -156,14 +156,13 @@ impl<B: Backend> Store<B> {
         counters.ok_or_else(|| LeaseError::misconfigured(NoEpochs))
     }
 
-    fn mismatch(&self, resource: &Resource, theirs: String) -> LeaseError {
+    fn mismatch(&self, theirs: String) -> LeaseError {
         let ours = self
             .counters
             .as_ref()
             .and_then(|counters| counters.source());
         LeaseError::misconfigured(SourceMismatch {
             key_prefix: self.backend.key_prefix().into(),
-            partition: partition_of(resource),
             ours: ours.cloned(),
             theirs,
         })
@@ -181,14 +180,14 @@ fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
 /// Error for a counter that belongs to another application.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the token counter of partition {partition} under the key prefix `{key_prefix}` belongs to the source \
-     of epochs `{theirs}`, and this issuer's is `{}`: choose a key prefix for each database \
-     (`key_prefix`), or, if the database was recreated, delete the keys `{key_prefix}:*`",
+    "token counters under the key prefix `{key_prefix}` belong to the source of epochs `{theirs}`, and this \
+     issuer's is `{}`: choose a key prefix for each database (`key_prefix`), or, if the database was recreated, \
+     delete the keys `{key_prefix}:*`; if an issuer with that source was started by mistake, stop it and delete \
+     only the counters that name the source",
     .ours.as_ref().map_or("", SourceId::as_str)
 )]
 struct SourceMismatch {
     key_prefix: Box<str>,
-    partition: u8,
     ours: Option<SourceId>,
     theirs: String,
 }

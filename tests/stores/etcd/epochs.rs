@@ -8,6 +8,7 @@ use std::sync::{
 
 use sqlx::Sqlite;
 use tower_fence::{
+    Resource,
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
     lease::{Acquire, Lease, LeaseAdmin, LeaseError, Leases, Renew},
 };
@@ -43,7 +44,12 @@ async fn counter_of_another_epoch_source_is_refused() {
         assert_contains!(text, &format!("`{prefix}`"));
         assert_contains!(text, "a key prefix for each database");
     };
-    is_refused(strangers().await.acquire(&sku(), Acquire::new(LONG)).await);
+    let unused = Resource::new("sku-2").unwrap();
+    for resource in [&sku(), &unused] {
+        let strangers = strangers().await;
+        is_refused(strangers.acquire(resource, Acquire::new(LONG)).await);
+    }
+    grant(&leases, &unused, LONG).await;
     let second = grant(&leases, &sku(), LONG).await;
     assert!(second.token > first.token);
     let renewal = Renew::new(LONG).with_new_token();

@@ -5,7 +5,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::Sqlite;
 use tokio::time::Instant;
-use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, Leases, Renew};
+use tower_fence::{
+    Resource,
+    epochs::partition_of,
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, Renew},
+};
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
@@ -100,9 +104,9 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     let same = connect(builder_of(&db), &reversed).await.unwrap();
     assert!(same.inspect(&sku()).await.unwrap().is_some());
 
+    // The partition that the check reads first has no counter.
     let changed = [urls[0].clone(), urls[1].clone(), fourth.url()];
-    let leases = connect(builder_of(&db), &changed).await.unwrap();
-    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let refused = connect(builder_of(&db), &changed).await;
     let said = messages_of(&refused.unwrap_err());
     assert_contains!(said, "stop all issuers, delete the keys");
     let addresses: Vec<_> = urls.iter().map(|url| url.replace("redis://", "")).collect();
@@ -112,10 +116,43 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     );
 
     let other = Sqlite::fresh(4).await;
-    let leases = connect(builder_of(&other), &urls).await.unwrap();
-    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let strangers = connect(builder_of(&other), &urls).await.unwrap();
+    let unused = Resource::new("sku-2").unwrap();
+    for resource in [&sku(), &unused] {
+        let refused = strangers.acquire(resource, Acquire::new(LONG)).await;
+        let said = messages_of(&refused.unwrap_err());
+        assert_contains!(said, "which is not this issuer's");
+    }
+    grant(&leases, &unused, LONG).await;
+}
+
+/// An issuer with other nodes was the first to grant in some partitions.
+#[tokio::test]
+async fn node_with_counters_of_two_quorums_serves_both() {
+    let (db, urls) = (Sqlite::fresh(4).await, shared_node_urls());
+    let prefix = fresh_prefix();
+    let builder = || builder(&db).key_prefix(&prefix);
+    let leases = connect(builder(), &urls).await.unwrap();
+    grant_and_release(&leases).await;
+    let theirs = Resource::new("sku-2").unwrap();
+    let key = format!("{prefix}:quorum:{{{}}}:counter", partition_of(&theirs));
+    for url in &urls {
+        let client = redis::Client::open(url.as_str()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut set = redis::cmd("HSET");
+        set.arg(&key).arg("nodes").arg("other");
+        set.exec_async(&mut connection).await.unwrap();
+    }
+    let leases = connect(builder(), &urls).await.unwrap();
+    grant_and_release(&leases).await;
+    grant(&leases, &Resource::new("sku-3").unwrap(), LONG).await;
+    let refused = leases.acquire(&theirs, Acquire::new(LONG)).await;
     let said = messages_of(&refused.unwrap_err());
-    assert_contains!(said, "which is not this issuer's");
+    assert_contains!(said, "delete only the counters");
+    for url in &urls {
+        delete_keys(url, &key.replace(['{', '}'], "?")).await;
+    }
+    grant(&leases, &theirs, LONG).await;
 }
 
 /// Runs the documented steps for a change of nodes.
@@ -158,7 +195,7 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         // A new issuer can connect as well.
         connect(settings(), &urls).await.unwrap();
         assert_eq!(renew_for(&leases, &lease, LONG).await.token, lease.token);
-        let other = tower_fence::Resource::new("sku-2").unwrap();
+        let other = Resource::new("sku-2").unwrap();
         let other_lease = grant(&leases, &other, LONG).await;
         let (mut listed, mut cursor) = (vec![], None);
         loop {

@@ -8,7 +8,7 @@ use redis::Value;
 use sqlx::Sqlite;
 use tokio::sync::Semaphore;
 use tower_fence::{
-    Fence,
+    Fence, Resource,
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
     lease::{Acquire, Lease, LeaseError, Leases, RedisLeases, Renew},
 };
@@ -75,13 +75,17 @@ async fn counter_of_another_epoch_source_is_refused() {
     let leases = connect(&server, ours.fence()).await;
     let strangers = connect(&server, theirs.fence()).await;
     let first = grant_and_release(&leases).await;
-    let refused = strangers.acquire(&sku(), Acquire::new(LONG)).await;
-    let Err(LeaseError::Misconfigured(cause)) = refused else {
-        panic!("{refused:?}");
-    };
-    let text = cause.to_string();
-    assert_contains!(text, "`tower-fence`");
-    assert_contains!(text, "a key prefix for each database");
+    let unused = Resource::new("sku-2").unwrap();
+    for resource in [&sku(), &unused] {
+        let refused = strangers.acquire(resource, Acquire::new(LONG)).await;
+        let Err(LeaseError::Misconfigured(cause)) = refused else {
+            panic!("{refused:?}");
+        };
+        let text = cause.to_string();
+        assert_contains!(text, "`tower-fence`");
+        assert_contains!(text, "a key prefix for each database");
+    }
+    grant(&leases, &unused, LONG).await;
     let second = grant_and_release(&leases).await;
     assert_eq!(second.token.get(), first.token.get() + 1);
     assert_eq!(highest_epoch(&theirs).await, 0);

@@ -40,9 +40,22 @@ local function counter()
   return now
 end
 
+-- Returns the reply for a counter of another source of epochs or of another set of nodes.
+local function foreign(source, nodes)
+  if source and SOURCE ~= '' and source ~= SOURCE then
+    return {'source', source}
+  end
+  if nodes and nodes ~= NODES then
+    return {'nodes', nodes}
+  end
+  return nil
+end
+
 -- Returns the reply of a node that cannot be used. Such a node does not report its replication id,
 -- has replicas or is a replica, or has a counter that belongs to another source of epochs or to
--- another set of nodes. The script then changes nothing.
+-- another set of nodes. If the partition has no counter, the counters of the other partitions are
+-- read instead. Otherwise, an issuer that was started by mistake would become the owner of each
+-- partition that no issuer has used. The script then changes nothing.
 local function unfit(now)
   if not now.history then
     return {'history'}
@@ -50,13 +63,22 @@ local function unfit(now)
   if not now.alone then
     return {'replicated'}
   end
-  if now.source and SOURCE ~= '' and now.source ~= SOURCE then
-    return {'source', now.source}
+  if now.nodes then
+    return foreign(now.source, now.nodes)
   end
-  if now.nodes and now.nodes ~= NODES then
-    return {'nodes', now.nodes}
+  local refusal
+  for partition = 0, 255 do
+    local other = string.gsub(COUNTER, '{%d+}:counter$', '{' .. partition .. '}:counter')
+    local found = redis.call('HMGET', other, 'source', 'nodes')
+    if found[2] then
+      local reply = foreign(found[1], found[2])
+      if not reply then
+        return nil
+      end
+      refusal = refusal or reply
+    end
   end
-  return nil
+  return refusal
 end
 
 -- Replaces a counter that is not `own` with a blank counter, which has a new incarnation. A seal or

@@ -45,6 +45,25 @@ local function counter()
   return now
 end
 
+-- Returns the source of epochs to which the counters of other partitions belong, or nil if one of
+-- them belongs to this source, or if there are none. In a cluster, a script cannot read these
+-- counters, because they are in other slots.
+local function other_source()
+  if PUBLISH == 'SPUBLISH' then
+    return nil
+  end
+  local theirs
+  for partition = 0, 255 do
+    local counter = string.gsub(COUNTER, '{%d+}:clock$', '{' .. partition .. '}:clock')
+    local found = redis.pcall('HGET', counter, 'source')
+    if found == SOURCE then
+      return nil
+    end
+    theirs = theirs or type(found) == 'string' and found
+  end
+  return theirs
+end
+
 -- Returns the reply for a grant that needs an epoch first. The reply identifies the counter on
 -- which the epoch must begin. If the counter was written under another replication id, or must be
 -- replaced because it is behind, this function first replaces it with a blank counter with a new
@@ -58,6 +77,12 @@ local function needs_epoch(now)
   end
   if SOURCE == '' or (now.source and now.source ~= SOURCE) then
     return {'source', now.source or ''}
+  end
+  -- Without this check, an issuer that was started by mistake would become the owner of each
+  -- partition that no issuer has used.
+  local theirs = not now.source and other_source()
+  if theirs then
+    return {'source', theirs}
   end
   if now.behind and not REPLACES then
     return {'behind'}
