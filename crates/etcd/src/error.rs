@@ -36,6 +36,12 @@ pub(crate) enum Failure {
          use the URLs of the members as endpoints"
     )]
     OtherMembers,
+    /// Each endpoint has answered a call with 404, and without a gRPC code.
+    #[error(
+        "its HTTP gateway is disabled, or the URL is wrong: set `enable-grpc-gateway: true`, because etcd 3.4 \
+         disables the gateway if it reads a configuration file"
+    )]
+    NoGateway,
 }
 
 impl Failure {
@@ -69,6 +75,11 @@ impl Failure {
             }
             _ => false,
         }
+    }
+
+    /// Returns whether the endpoint does not know the path of the call.
+    pub(crate) fn lacks_gateway(&self) -> bool {
+        matches!(self, Self::Refused(StatusCode::NOT_FOUND, refusal) if refusal.code == 0)
     }
 
     /// Returns whether another endpoint may execute the call, or the same endpoint may do so later.
@@ -143,7 +154,8 @@ impl EtcdError {
         self.says("lease already exists")
     }
 
-    /// Returns whether the call fails until the user, its permissions or its password change.
+    /// Returns whether the call fails until the user, its permissions, its password or the
+    /// configuration of etcd change.
     fn is_permanent(&self) -> bool {
         !self.source.refuses_token()
             && matches!(
@@ -151,6 +163,7 @@ impl EtcdError {
                 INVALID_ARGUMENT | PERMISSION_DENIED | UNIMPLEMENTED
             )
             || self.says("authentication is not enabled")
+            || matches!(self.source, Failure::NoGateway)
     }
 }
 

@@ -160,6 +160,8 @@ impl Gateway {
         let (mut asked, mut has_new_token, mut may_have_run) = (0, false, false);
         // The last failure that names a cause or, if there is none, the last silent endpoint.
         let mut known = None;
+        // The number of endpoints without a gateway that were tried one after the other.
+        let mut without_gateway = 0;
         loop {
             let at = from.unwrap_or_else(|| self.current()) % count;
             let endpoint = &self.endpoints[at];
@@ -179,6 +181,14 @@ impl Gateway {
                 has_new_token = true;
                 self.forget(token).await;
                 continue;
+            }
+            without_gateway = match failure.lacks_gateway() {
+                true => without_gateway + 1,
+                false => 0,
+            };
+            if without_gateway == count {
+                let failure = Failure::NoGateway;
+                return Err(EtcdError::new(endpoint, failure, may_have_run));
             }
             may_have_run |= !repeats && failure.may_pass();
             let (named, failure) = match failure {

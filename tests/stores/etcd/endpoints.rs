@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{Json, Router, http::StatusCode, routing::any};
@@ -75,10 +75,33 @@ async fn status_is_read_from_the_member_that_answered() {
     assert!(cut.load(Relaxed) > 1);
 }
 
+/// etcd 3.4 disables its HTTP gateway if it reads a configuration file.
+#[tokio::test]
+async fn missing_gateway_of_all_endpoints_is_misconfigured() {
+    let db = Sqlite::fresh(2).await;
+    let builder = || EtcdLeasesBuilder::new(db.fence()).call_timeout(LONG);
+    let servers = strangers().await;
+    let (missing, failing) = (servers[2].url(""), servers[3].url(""));
+    let began_at = Instant::now();
+    for endpoints in [vec![missing.clone()], vec![missing.clone(); 3]] {
+        let refused = builder().connect(&endpoints).await.unwrap_err();
+        let text = messages_of(&refused);
+        assert_contains!(text, "enable-grpc-gateway");
+        assert!(matches!(refused, LeaseError::Misconfigured(_)), "{text}");
+    }
+    assert!(began_at.elapsed() < LONG / 2, "a call was repeated");
+    // The other endpoint may recover.
+    let builder = builder().call_timeout(Duration::from_millis(300));
+    is_unavailable(builder.connect(&[missing, failing]).await);
+}
+
 #[tokio::test]
 async fn server_that_is_not_etcd_grants_and_loses_nothing() {
     let db = Sqlite::fresh(2).await;
-    for stranger in strangers().await {
+    let mut strangers = strangers().await;
+    // Another test is about the error for this server.
+    strangers.remove(2);
+    for stranger in strangers {
         let builder =
             || EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(300));
         builder().connect(&[stranger.url("")]).await.unwrap_err();
