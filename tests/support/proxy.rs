@@ -199,6 +199,16 @@ impl Proxy {
         self.set(Link::Whole);
     }
 
+    /// Forwards new connections to another server from now on. The open connections stay as they
+    /// are, as after a change of a DNS record.
+    pub fn switch_new_to(&self, server: SocketAddr) {
+        self.server.send_if_modified(|current| {
+            *current = server;
+            // Do not notify the open connections.
+            false
+        });
+    }
+
     /// Returns the number of connections that were opened.
     pub fn connections(&self) -> u64 {
         self.connections.load(Relaxed)

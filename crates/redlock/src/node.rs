@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex as SyncMutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -33,16 +33,20 @@ pub(crate) struct Node {
     /// The current connection, with a number that distinguishes it from earlier ones.
     current: Mutex<Option<(u64, MultiplexedConnection)>>,
     timeout: Duration,
-    /// The run id that the server reported at its first request.
-    run_id: OnceLock<String>,
+    /// The run id that the server reported at its last check.
+    run_id: SyncMutex<Option<Arc<str>>>,
+    /// The last check because another node had the same run id.
+    checked_again_at: SyncMutex<Option<Instant>>,
     /// Whether the last call has timed out or lost its connection. If so, and if the other nodes
-    /// are a majority, the node gets no further requests until it replies to a probe.
+    /// are a majority, the node gets no further requests until a probe succeeds.
     late: AtomicBool,
     probing: AtomicBool,
 }
 
 /// Pause after a probe without a reply.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// Minimum time between two checks of a node because another node is the same server.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {
     pub(crate) fn new(client: Client, timeout: Duration) -> Self {
@@ -53,7 +57,8 @@ impl Node {
             name,
             current: Mutex::default(),
             timeout,
-            run_id: OnceLock::new(),
+            run_id: SyncMutex::default(),
+            checked_again_at: SyncMutex::default(),
             late: AtomicBool::new(false),
             probing: AtomicBool::new(false),
         }
@@ -64,8 +69,8 @@ impl Node {
         &self.name
     }
 
-    pub(crate) fn run_id(&self) -> Option<&str> {
-        self.run_id.get().map(String::as_str)
+    pub(crate) fn run_id(&self) -> Option<Arc<str>> {
+        lock(&self.run_id).clone()
     }
 
     pub(crate) fn is_late(&self) -> bool {
@@ -101,8 +106,26 @@ impl Node {
                 "this Redis may evict held leases: set maxmemory-policy to `noeviction`"
             );
         }
-        let _ = self.run_id.set(run_id.clone());
+        *lock(&self.run_id) = Some(run_id.as_str().into());
         Ok(answer)
+    }
+
+    /// Returns whether the node may be checked again now, because another node is the same server.
+    pub(crate) fn may_check_again(&self) -> bool {
+        let (mut last, now) = (lock(&self.checked_again_at), Instant::now());
+        if last.is_some_and(|last| now < last + CHECK_INTERVAL) {
+            return false;
+        }
+        *last = Some(now);
+        true
+    }
+
+    /// Drops the connection. The next request opens a new one, perhaps to another server.
+    pub(crate) fn disconnect(&self) {
+        // If the lock is taken, another request is already opening a new connection.
+        if let Ok(mut current) = self.current.try_lock() {
+            current.take();
+        }
     }
 
     /// Runs a script. Every script may run twice.
@@ -127,15 +150,16 @@ impl Node {
         }
     }
 
-    /// Checks in the background whether the node replies again, unless a probe is in progress.
+    /// Checks in the background whether the node can be used again, unless a probe is in progress.
+    /// Another server may have replaced the node.
     pub(crate) fn probe(self: &Arc<Self>, check: Call) {
         if self.probing.swap(true, SeqCst) {
             return;
         }
         let probe = Probe(Arc::clone(self));
         tokio::spawn(async move {
-            let answered = probe.0.run(check).await;
-            if answered.is_err() {
+            if probe.0.check(check).await.is_err() {
+                probe.0.late.store(true, SeqCst);
                 sleep(PROBE_INTERVAL).await;
             }
         });
@@ -229,6 +253,11 @@ impl Node {
             reason,
         })
     }
+}
+
+fn lock<T>(mutex: &SyncMutex<T>) -> MutexGuard<'_, T> {
+    // No code panics while it holds the lock.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Probe that is in progress. When it is dropped, the next one may begin.

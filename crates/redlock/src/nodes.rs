@@ -123,29 +123,58 @@ impl Nodes {
         }
     }
 
-    /// Checks a node that has never been checked. Returns [`Answer::Foreign`] if its counters
-    /// belong to other nodes or to another source of epochs.
+    /// Checks a node that has never been checked. If another node is the same server, checks both
+    /// again, because an address may have changed. Returns [`Answer::Foreign`] if the counters of
+    /// the node belong to other nodes or to another source of epochs.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         if node.run_id().is_none()
             && let foreign @ Answer::Foreign(_) = node.check(self.scripts.check(source)).await?
         {
             return Ok(Some(foreign));
         }
-        let same = |other: &&Arc<Node>| other.run_id() == node.run_id();
-        match self.nodes.iter().filter(same).count() {
-            0 | 1 => Ok(None),
-            _ => Err(node.unfit(TWIN)),
+        // The run ids are replaced, and not cleared. Otherwise, two requests could each find only
+        // one of them.
+        for twin in self.twins_of(node) {
+            if twin.may_check_again() {
+                twin.disconnect();
+                let _ = twin.check(self.scripts.check(source)).await;
+            }
+        }
+        match self.twins_of(node).is_empty() {
+            true => Ok(None),
+            false => Err(node.unfit(TWIN)),
+        }
+    }
+
+    /// Returns the nodes with the run id of this node, including the node itself, if there are
+    /// several.
+    fn twins_of(&self, node: &Node) -> Vec<&Arc<Node>> {
+        let run_id = node.run_id();
+        let same = |other: &&Arc<Node>| other.run_id() == run_id;
+        let twins: Vec<_> = self.nodes.iter().filter(same).collect();
+        match twins.len() {
+            1 => vec![],
+            _ => twins,
         }
     }
 
     /// Checks that no two nodes have replied with the same replication id. Two names may resolve to
-    /// the same server if an address has changed since the nodes were checked.
+    /// the same server if an address has changed since the nodes were checked. In this case, drops
+    /// the connections to that server, because the address may have been corrected.
     pub(crate) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
         let mut histories = HashSet::new();
         let twin = taken
             .iter()
             .find(|(_, taken)| !histories.insert(&taken.stamp.history));
-        twin.map_or(Ok(()), |(n, _)| Err(self.nodes[*n].unfit(TWIN)))
+        let Some((n, twin)) = twin else {
+            return Ok(());
+        };
+        for (same, taken) in taken {
+            if taken.stamp.history == twin.stamp.history {
+                self.nodes[*same].disconnect();
+            }
+        }
+        Err(self.nodes[*n].unfit(TWIN))
     }
 
     /// Returns the error for a node whose counters belong to other nodes or to another source of

@@ -1,6 +1,6 @@
 //! Which servers can be the nodes of a quorum, and the effect of a node that fails or answers late.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use futures_util::future::join_all;
 use sqlx::Sqlite;
@@ -270,21 +270,50 @@ async fn silent_node_is_skipped_until_it_answers() {
     .await;
 }
 
+/// Two host names resolve to one server when the issuer starts, and later to two servers.
+#[tokio::test]
+async fn twins_are_nodes_after_an_address_is_corrected() {
+    let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
+    let (proxy, through) = second_behind_proxy(&urls, 0).await;
+    let names: Vec<_> = through.iter().map(String::as_str).collect();
+    let leases = builder(&db).connect_lazy(&names).unwrap();
+    is_refused_as_twin(&leases).await;
+    proxy.switch_new_to(addr_of(&urls[1]));
+    eventually("the node is usable", async || {
+        leases.acquire(&sku(), Acquire::new(LONG)).await.is_ok()
+    })
+    .await;
+}
+
 /// After the check, a host name resolves to another server.
 #[tokio::test]
 async fn node_replaced_by_another_node_counts_once() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
-    let addr = |n: usize| urls[n].replace("redis://", "").parse().unwrap();
-    let proxy = Proxy::to(addr(1)).await;
-    let through = [
-        urls[0].clone(),
-        format!("redis://{}", proxy.addr),
-        urls[2].clone(),
-    ];
+    let (proxy, through) = second_behind_proxy(&urls, 1).await;
     let leases = connect(builder(&db), &through).await.unwrap();
     grant_and_release(&leases).await;
-    proxy.switch_to(addr(0));
-    eventually("the node answers again", async || {
+    proxy.switch_to(addr_of(&urls[0]));
+    is_refused_as_twin(&leases).await;
+    proxy.switch_new_to(addr_of(&urls[1]));
+    eventually("the node counts again", async || {
+        leases.acquire(&sku(), Acquire::new(LONG)).await.is_ok()
+    })
+    .await;
+}
+
+fn addr_of(url: &str) -> SocketAddr {
+    url.replace("redis://", "").parse().unwrap()
+}
+
+/// Returns the URLs of three nodes, of which the second leads to the server with this index.
+async fn second_behind_proxy(urls: &[String], server: usize) -> (Proxy, [String; 3]) {
+    let proxy = Proxy::to(addr_of(&urls[server])).await;
+    let second = format!("redis://{}", proxy.addr);
+    (proxy, [urls[0].clone(), second, urls[2].clone()])
+}
+
+async fn is_refused_as_twin(leases: &QuorumLeases) {
+    eventually("two nodes are the same server", async || {
         match leases.acquire(&sku(), Acquire::new(SHORT)).await {
             Ok(_) => false,
             Err(error) => messages_of(&error).contains("another node is the same server"),
