@@ -105,6 +105,34 @@ async fn database_without_another_epoch_grants_nothing() {
 }
 
 #[tokio::test]
+async fn node_of_a_quorum_that_answers_but_is_unusable_is_a_note() {
+    let (db, nodes) = (Postgres::fresh(2).await, shared_node_urls());
+    let (full, replica, silent) = (
+        RedisServer::start(&["--maxmemory", "1"]).await,
+        RedisServer::start(&[]).await,
+        RedisServer::start(&[]).await,
+    );
+    let port = free_port().to_string();
+    replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+    let without_info = ["ACL", "SETUSER", "default", "-info"];
+    silent.command(&without_info).await;
+    let refused = "cannot be used: ";
+    for (third, reason) in [(&replica, "a replica"), (&silent, refused), (&full, "OOM")] {
+        let third = third.url();
+        let urls = [&nodes[0], &nodes[1], &third].map(String::as_str).join(" ");
+        let arguments = ["check", "--redis-mode", "quorum", "--redis-url", &urls];
+        eventually("the check ends as expected", async || {
+            // A node of a busy machine may answer too late.
+            let checked = run_on(&db.url, &arguments).await;
+            let mut lines = checked.stdout.lines();
+            checked.status == 0
+                && lines.any(|line| line.starts_with("note") && line.contains(reason))
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn unreachable_member_is_a_note_if_enough_others_answer() {
     let (db, mut cluster) = (Postgres::fresh(2).await, EtcdCluster::start(3).await);
     cluster.kill(0);

@@ -151,6 +151,29 @@ async fn a_quorum_has_the_leases() {
 }
 
 #[tokio::test]
+async fn failed_node_of_a_quorum_is_logged_and_counted() {
+    let (db, mut third) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
+    let [one, two] = [0, 1].map(|n| shared_node_urls()[n].clone());
+    let urls = [one, two, third.url()].join(" ");
+    let server = on_redis(&db, "quorum", &urls).await;
+    let failed = "a node of the quorum has failed";
+    let metric = "tower_fence_quorum_nodes_failed";
+    let counted = async || server.get("/metrics").await.text;
+    assert_contains!(counted().await, metric);
+    third.kill();
+    let port = third.addr().port().to_string();
+    eventually("the failure is reported", async || {
+        answered(async || server.get("/locks/sku-1").await).await;
+        let log = server.log();
+        let is_third = |line: &str| line.contains(failed) && line.contains(&port);
+        // On a busy machine, the other nodes may fail as well.
+        let is_counted = !counted().await.contains(&format!("{metric} 0"));
+        log.lines().any(is_third) && is_counted
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn etcd_has_the_leases() {
     let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(3).await);
     let urls = cluster.urls().join(", ");

@@ -55,6 +55,13 @@ impl QuorumBackend {
             grants: Expiring::default(),
         }
     }
+
+    /// Checks each node, and whether it accepts writes. Returns the failures of the nodes that
+    /// reply. The command `check` of the server program uses this method.
+    #[doc(hidden)]
+    pub async fn failures(&self) -> Vec<LeaseError> {
+        self.nodes.failures().await
+    }
 }
 
 impl Backend for QuorumBackend {

@@ -41,6 +41,7 @@ mod end;
 #[doc(hidden)]
 pub mod fuzz;
 mod grant;
+mod health;
 mod list;
 mod node;
 mod nodes;

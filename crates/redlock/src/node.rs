@@ -21,6 +21,7 @@ use tower_fence::lease::LeaseError;
 
 use super::{
     answer::{Answer, Unfit},
+    health::Health,
     scripts::Call,
 };
 
@@ -41,6 +42,7 @@ pub(crate) struct Node {
     /// are a majority, the node gets no further requests until a probe succeeds.
     late: AtomicBool,
     probing: AtomicBool,
+    health: Health,
 }
 
 /// Pause after a probe without a reply.
@@ -61,6 +63,7 @@ impl Node {
             checked_again_at: SyncMutex::default(),
             late: AtomicBool::new(false),
             probing: AtomicBool::new(false),
+            health: Health::default(),
         }
     }
 
@@ -150,6 +153,11 @@ impl Node {
         }
     }
 
+    /// Records the outcome of a call, for the log and the metrics.
+    pub(crate) fn note<T>(&self, outcome: &Result<T, LeaseError>) {
+        self.health.note(&self.name, outcome);
+    }
+
     /// Checks in the background whether the node can be used again, unless a probe is in progress.
     /// Another server may have replaced the node.
     pub(crate) fn probe(self: &Arc<Self>, check: Call) {
@@ -158,7 +166,9 @@ impl Node {
         }
         let probe = Probe(Arc::clone(self));
         tokio::spawn(async move {
-            if probe.0.check(check).await.is_err() {
+            let checked = probe.0.check(check).await;
+            probe.0.note(&checked);
+            if checked.is_err() {
                 probe.0.late.store(true, SeqCst);
                 sleep(PROBE_INTERVAL).await;
             }
@@ -255,7 +265,7 @@ impl Node {
     }
 }
 
-fn lock<T>(mutex: &SyncMutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &SyncMutex<T>) -> MutexGuard<'_, T> {
     // No code panics while it holds the lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

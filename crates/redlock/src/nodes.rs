@@ -61,6 +61,24 @@ impl Nodes {
         }
     }
 
+    /// Checks each node, and whether it accepts writes. Returns the failures of the nodes that
+    /// reply.
+    pub(crate) async fn failures(&self) -> Vec<LeaseError> {
+        let checks = self.nodes.iter();
+        let checks = checks.map(|node| node.check(self.scripts.check("")));
+        // After these checks, each node is compared with all others.
+        let _ = join_all(checks).await;
+        let writes = self.nodes.iter();
+        let writes = writes.map(|node| self.ask_node(node, "", self.scripts.write()));
+        let written = join_all(writes).await.into_iter().enumerate();
+        let failures = written.filter_map(|(n, written)| match written {
+            Ok(Answer::Foreign(owner)) => Some(self.other_owner(n, owner)),
+            Err(error) if !self.nodes[n].is_late() => Some(error),
+            _ => None,
+        });
+        failures.collect()
+    }
+
     pub(crate) const fn scripts(&self) -> &Scripts {
         &self.scripts
     }
@@ -101,7 +119,11 @@ impl Nodes {
                 continue;
             }
             if let Some(call) = call(n) {
-                asked.push(async move { (n, self.ask_node(node, source, call).await) });
+                asked.push(async move {
+                    let answer = self.ask_node(node, source, call).await;
+                    node.note(&answer);
+                    (n, answer)
+                });
             }
         }
         let mut answers = Answers::new(self.nodes.len());

@@ -33,6 +33,7 @@ scripts! {
     RETAKE: "lua/retake.lua",
     SEAL: "lua/seal.lua",
     TAKE: "lua/take.lua",
+    WRITE: "lua/write.lua",
 }
 
 /// Scripts, with the key prefix and the nodes that they share.
@@ -113,6 +114,10 @@ impl Scripts {
 
     pub(crate) fn check(&self, source: &str) -> Call {
         self.call(&CHECK, [self.keys_of(0, "")], source, "")
+    }
+
+    pub(crate) fn write(&self) -> Call {
+        self.call(&WRITE, [self.keys_of(0, "")], "", "")
     }
 
     pub(crate) fn take(

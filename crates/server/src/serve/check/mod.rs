@@ -133,6 +133,7 @@ async fn look(args: &ServeArgs, report: &mut Report) {
             "the server would migrate the database when it starts",
         );
     }
+    redis::look_at_nodes(&args.redis, fence.clone(), report).await;
     let is_fit = database::look(&args.database, &fence, &place, needed, report).await;
     let (Some(access), Some(keys)) = (access, keys) else {
         return;

@@ -1,10 +1,12 @@
 //! The part of `check` that concerns Redis.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use futures_util::future::join_all;
 use redis::RedisResult;
+use sqlx::Postgres;
 use tokio::time::timeout;
+use tower_fence::Fence;
 
 use super::report::{Answer, Report};
 use crate::{
@@ -33,6 +35,19 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     };
     report.members("redis", needed, join_all(asked).await);
     true
+}
+
+/// Adds a note for each node of a quorum that replies, but cannot be used.
+pub async fn look_at_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
+    // An invalid setting is reported by `look` and by the mounted store.
+    if let (RedisMode::Quorum, Ok(Some(urls))) = (args.redis_mode, args.urls())
+        && let Ok(leases) = args.quorum(epochs, &words(urls.expose()).collect::<Vec<_>>())
+    {
+        for failure in leases.backend().failures().await {
+            let cause = failure.source().unwrap_or(&failure);
+            report.note("redis", chain(cause));
+        }
+    }
 }
 
 async fn ask(place: String, client: redis::Client) -> Answer {
