@@ -8,7 +8,8 @@
 //!    process makes it retry, or abandons the request if its client has left.
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
 //!    it again. If that fails, every waiter of the resource retries, and receives its position, its
-//!    grant, or an error.
+//!    grant, or an error. If the calls of the process go to another endpoint than the watch, one
+//!    second of silence is enough.
 //! 3. If the etcd lease of the positions has ended, the process listens again, and every waiter
 //!    retries.
 //! 4. All positions of a process have one etcd lease. A renewal would therefore also keep a
@@ -31,7 +32,7 @@ use futures_util::{
 use serde_json::json;
 use tokio::{
     sync::mpsc,
-    time::{interval, sleep, timeout},
+    time::{Instant, interval, sleep, timeout},
 };
 use tower_fence::{
     Resource,
@@ -53,6 +54,9 @@ const POSITION_TTL: u64 = 10;
 const BEAT: Duration = Duration::from_millis(1_500);
 /// Maximum time for which a watch may be silent.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+/// Time of silence after which the process checks whether its calls still go to the endpoint of the
+/// watch.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Pause after a watch was lost.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -183,10 +187,19 @@ impl Etcd {
             } }),
         ];
         let mut stream = self.gateway.open("/v3/watch", &watches).await?;
-        // If no message arrives for this time, the queue is read again.
-        while let Ok(answer) =
-            timeout(LONGEST_SILENCE, stream.next::<Streamed<WatchAnswer>>()).await
-        {
+        let (endpoint, mut heard_at) = (self.gateway.current(), Instant::now());
+        // If no message arrives for this time, the queue is read again. If the calls of this
+        // process go to another endpoint by now, the queue is read earlier, because the endpoint of
+        // the watch may no longer respond.
+        while heard_at.elapsed() < LONGEST_SILENCE {
+            let next = stream.next::<Streamed<WatchAnswer>>();
+            let Ok(answer) = timeout(SILENCE, next).await else {
+                if self.gateway.current() != endpoint {
+                    break;
+                }
+                continue;
+            };
+            heard_at = Instant::now();
             let Some(Streamed { result }) = answer else {
                 self.memory.note_stray();
                 break;

@@ -116,6 +116,28 @@ async fn frozen_follower_delays_only_one_call() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
+/// The waiter's process has its watch at this member.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_follower_does_not_stop_a_queue() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(3).await;
+    let follower = (cluster.leader().await + 1) % 3;
+    let mut urls = cluster.urls();
+    urls.rotate_left(follower);
+    let far = etcd::connect(&urls, db.fence()).await.unwrap();
+    let near = etcd::connect(&urls[1..], db.fence()).await.unwrap();
+    let first = grant(&near, &sku(), LONG).await;
+    let next = wait(&far, LONG).await;
+    cluster.signal(follower, "-STOP");
+    near.release(&sku(), &first.id).await.unwrap();
+    let released_at = Instant::now();
+    granted(next).await;
+    let took = released_at.elapsed();
+    // After ten seconds of silence, the queue would be read again.
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    cluster.signal(follower, "-CONT");
+}
+
 /// Without the source of epochs, no new counter can begin, but a request that keeps its token needs
 /// no epoch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
