@@ -1,5 +1,7 @@
 //! The leases in each store that the server supports.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use sqlx::Postgres;
 use tower_fence::{Resource, TokenKeys, header::FencingToken};
@@ -173,6 +175,34 @@ async fn failed_node_of_a_quorum_is_logged_and_counted() {
     .await;
 }
 
+/// Each node answers after a quarter of a second.
+#[tokio::test]
+async fn timeout_of_distant_nodes_can_be_longer() {
+    let db = Postgres::fresh(2).await;
+    let mut proxies = vec![];
+    for url in shared_node_urls() {
+        let addr = url.replace("redis://", "").parse().unwrap();
+        proxies.push(Proxy::delaying(addr, Duration::from_millis(125)).await);
+    }
+    let urls: Vec<_> = shared_node_urls()
+        .iter()
+        .zip(&proxies)
+        .map(|(url, proxy)| proxy.url(url))
+        .collect();
+    let (urls, prefix) = (urls.join(" "), fresh_prefix());
+    let options = [
+        "--redis-mode",
+        "quorum",
+        "--redis-url",
+        &urls,
+        "--redis-key-prefix",
+        &prefix,
+        "--redis-node-timeout",
+        "2s",
+    ];
+    grants_leases(&Served::start(&db.url, &options).await, &db).await;
+}
+
 #[tokio::test]
 async fn etcd_has_the_leases() {
     let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(3).await);
@@ -336,6 +366,11 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
         (vec![], vec![good, password], 78, "set TOWER_FENCE_ETCD_URL"),
         (vec!["--redis-ca-file", "a"], vec![good, redis("")], 78, "set TOWER_FENCE_REDIS_URL"),
         (vec!["--redis-key-prefix", "a"], vec![good], 78, "set TOWER_FENCE_REDIS_URL"),
+        (vec!["--redis-node-timeout", "1s"], vec![good], 78, "set TOWER_FENCE_REDIS_URL"),
+        (
+            vec!["--redis-node-timeout", "1s"], vec![good, redis("redis://a")], 78,
+            "only for quorum mode",
+        ),
         (vec!["--etcd-url", "ftp://a"], vec![good], 78, "invalid etcd"),
         (
             vec!["--redis-url", "redis://a", "--redis-url-file", "b"], vec![good], 78,

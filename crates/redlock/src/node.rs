@@ -31,8 +31,9 @@ pub(crate) struct Node {
     client: Client,
     /// The host, the port and the database, without a password.
     name: Arc<str>,
-    /// The current connection, with a number that distinguishes it from earlier ones.
-    current: Mutex<Option<(u64, MultiplexedConnection)>>,
+    /// The current connection, with a number that distinguishes it from earlier ones, and the time
+    /// at which it was opened.
+    current: Arc<Mutex<Option<(Opened, MultiplexedConnection)>>>,
     timeout: Duration,
     /// The run id that the server reported at its last check.
     run_id: SyncMutex<Option<Arc<str>>>,
@@ -45,8 +46,12 @@ pub(crate) struct Node {
     health: Health,
 }
 
+type Opened = (u64, Instant);
+
 /// Pause after a probe without a reply.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// Minimum timeout for opening a connection in the background.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum time between two checks of a node because another node is the same server.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -57,7 +62,7 @@ impl Node {
         Self {
             client,
             name,
-            current: Mutex::default(),
+            current: Arc::default(),
             timeout,
             run_id: SyncMutex::default(),
             checked_again_at: SyncMutex::default(),
@@ -204,39 +209,47 @@ impl Node {
     {
         let mut used = None;
         let run = async {
-            let (number, connection) = self.connection().await?;
-            used = Some(number);
+            let (opened, connection) = self.connection().await?;
+            used = Some(opened);
             command(connection).await
         };
         let outcome = match timeout_at(until, run).await {
             Ok(outcome) => outcome,
             Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
         };
-        if let (Err(error), Some(number)) = (&outcome, used)
+        let began = until - self.timeout;
+        if let (Err(error), Some(opened)) = (&outcome, used)
             && (error.is_io_error() || error.is_unrecoverable_error())
+            // If the connection was opened during this call, the next call may be in time.
+            && !(error.is_timeout() && opened.1 > began)
             // If the lock is taken, another request is already opening a new connection.
             && let Ok(mut current) = self.current.try_lock()
         {
-            current.take_if(|(current, _)| *current == number);
+            current.take_if(|(current, _)| *current == opened);
         }
         outcome
     }
 
-    async fn connection(&self) -> RedisResult<(u64, MultiplexedConnection)> {
-        let mut current = self.current.lock().await;
+    /// Returns the current connection, or opens one. If the caller does not wait until the
+    /// connection is open, a task continues to open it. Otherwise, a node to which a connection
+    /// takes longer than the timeout could never be used.
+    async fn connection(&self) -> RedisResult<(Opened, MultiplexedConnection)> {
+        let mut current = Arc::clone(&self.current).lock_owned().await;
         if let Some(current) = &*current {
             return Ok(current.clone());
         }
+        let client = self.client.clone();
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.timeout))
+            .set_connection_timeout(Some(self.timeout.max(CONNECT_TIMEOUT)))
             // `attempt` limits the time of each command.
             .set_response_timeout(None);
-        let connection = self
-            .client
-            .get_multiplexed_async_connection_with_config(&config);
-        // Box this future, so that it does not enlarge every future that may connect.
-        let connection = Box::pin(connection).await?;
-        Ok(current.insert((rand::random(), connection)).clone())
+        let connecting = tokio::spawn(async move {
+            let connection = client.get_multiplexed_async_connection_with_config(&config);
+            let connection = connection.await?;
+            let opened = (rand::random(), Instant::now());
+            Ok(current.insert((opened, connection)).clone())
+        });
+        connecting.await.map_err(io::Error::other)?
     }
 
     /// Returns the error of the store for a failure of this server.

@@ -238,6 +238,29 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
     grant(&leases, &sku(), LONG).await;
 }
 
+/// The connection and the first call together take longer than the timeout of a node.
+#[tokio::test]
+async fn connection_is_opened_although_calls_time_out() {
+    let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
+    // The nodes know the scripts.
+    grant_and_release(&connect(builder(&db), &urls).await.unwrap()).await;
+    let mut proxies = vec![];
+    for url in &urls {
+        proxies.push(Proxy::delaying(addr_of(url), Duration::from_millis(200)).await);
+    }
+    let through: Vec<_> = proxies
+        .iter()
+        .map(|proxy| format!("redis://{}", proxy.addr))
+        .collect();
+    let names: Vec<_> = through.iter().map(String::as_str).collect();
+    let builder = builder(&db).node_timeout(Duration::from_millis(700));
+    let leases = builder.connect_lazy(&names).unwrap();
+    eventually("a lease is granted", async || {
+        leases.acquire(&sku(), Acquire::new(LONG)).await.is_ok()
+    })
+    .await;
+}
+
 /// A silent node costs its timeout once, and not for each request.
 #[tokio::test]
 async fn silent_node_is_skipped_until_it_answers() {

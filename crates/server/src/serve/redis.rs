@@ -1,6 +1,6 @@
 //! The options, secrets and certificates for leases in Redis.
 
-use std::{error::Error, path::PathBuf};
+use std::{error::Error, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use redis::{
@@ -17,6 +17,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::{
     certificates::{authorities, client_certificate},
+    duration::positive,
     failure::{Failure, chain},
     secrets::{ESCAPES, Secret, addresses, has_scheme, is_ambiguous, or_default, words},
 };
@@ -109,12 +110,23 @@ pub struct RedisArgs {
         default_value = DEFAULT_PREFIX
     )]
     pub redis_key_prefix: String,
+    /// The timeout for the answer of one node of a quorum. It must be several times the round-trip
+    /// time to the farthest node.
+    #[arg(
+        long,
+        env = "TOWER_FENCE_REDIS_NODE_TIMEOUT",
+        value_name = "TIME",
+        default_value = "50ms",
+        value_parser = positive
+    )]
+    pub redis_node_timeout: Duration,
 }
 
 /// Reason for the refusal of certificates without effect.
 const CERTIFICATES: &str = "certificates require TLS: use rediss:// URLs";
 const DEFAULT_MASTER: &str = "mymaster";
 const DEFAULT_PREFIX: &str = "tower-fence";
+const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(50);
 /// The variable with the password of the master.
 const PASSWORD: &str = "TOWER_FENCE_REDIS_MASTER_PASSWORD";
 
@@ -142,7 +154,8 @@ impl RedisArgs {
             || self.has_master()?
             || self.redis_ca_file.is_some()
             || self.redis_cert_file.is_some()
-            || self.key_prefix() != DEFAULT_PREFIX;
+            || self.key_prefix() != DEFAULT_PREFIX
+            || self.redis_node_timeout != DEFAULT_NODE_TIMEOUT;
         match is_configured {
             true => Err(Failure::configuration(
                 "Redis is configured without its URL: set TOWER_FENCE_REDIS_URL",
@@ -277,7 +290,9 @@ impl RedisArgs {
 
     /// Creates the store over a quorum of servers, without connecting to them.
     pub fn quorum(&self, epochs: Fence<Postgres>, urls: &[&str]) -> Result<QuorumLeases, Failure> {
-        let builder = QuorumLeasesBuilder::new(epochs).key_prefix(self.key_prefix());
+        let builder = QuorumLeasesBuilder::new(epochs)
+            .key_prefix(self.key_prefix())
+            .node_timeout(self.redis_node_timeout);
         let Some(certificates) = self.certificates()? else {
             return builder.connect_lazy(urls).map_err(refused);
         };
@@ -307,6 +322,11 @@ impl RedisArgs {
             return Err(Failure::configuration(
                 "the settings TOWER_FENCE_REDIS_MASTER_... are only for sentinel mode: \
                  put the user, the password and the database of a Redis server into its URL",
+            ));
+        }
+        if self.redis_node_timeout != DEFAULT_NODE_TIMEOUT && self.redis_mode != RedisMode::Quorum {
+            return Err(Failure::configuration(
+                "the setting TOWER_FENCE_REDIS_NODE_TIMEOUT is only for quorum mode",
             ));
         }
         Ok(())
