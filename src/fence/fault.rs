@@ -4,6 +4,7 @@
 //! not inspect the error itself.
 
 use std::{
+    borrow::Cow,
     io::{Error as IoError, ErrorKind},
     sync::Arc,
 };
@@ -198,12 +199,8 @@ impl Failure {
     /// Returns whether the session cannot write. In that case, the idle connections of the pool
     /// probably cannot write either.
     pub(super) fn cannot_write(&self) -> bool {
-        let error = self.cause.as_database_error();
         // read_only_sql_transaction, SQLITE_FULL, SQLITE_READONLY_DBMOVED
-        matches!(
-            error.and_then(|error| error.code()).as_deref(),
-            Some("25006" | "13" | "1032")
-        )
+        matches!(self.code().as_deref(), Some("25006" | "13" | "1032"))
     }
 
     /// Returns whether the COMMIT, or the statement that commits by itself, may have taken effect.
@@ -212,11 +209,11 @@ impl Failure {
         matches!(self.fault, Fault::Lost | Fault::Silent) && !self.cannot_write()
     }
 
-    /// Returns the SQLSTATE of an error of Postgres.
-    fn sqlstate(&self) -> Option<&str> {
-        #[cfg(feature = "postgres")]
-        return of_postgres(&self.cause).map(|error| error.code());
-        #[cfg(not(feature = "postgres"))]
+    /// Returns the SQLSTATE of an error of Postgres, or the result code of an error of SQLite.
+    fn code(&self) -> Option<Cow<'_, str>> {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        return self.cause.as_database_error()?.code();
+        #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
         None
     }
 
@@ -254,7 +251,7 @@ impl Failure {
     /// worker, Citus commits it without a second phase. If an error follows (a lost connection, a
     /// cancellation, a shutdown), the outcome is unknown.
     pub(super) fn at_distributed_commit(self) -> Self {
-        let is_certain = self.sqlstate().is_some_and(|code| {
+        let is_certain = self.code().is_some_and(|code| {
             self.fault == Fault::Unfenced
                 || NOT_COMMITTED.iter().any(|class| code.starts_with(class))
         });
