@@ -27,7 +27,7 @@
 //! | `tower_fence_lease_refused_total{problem, reason}` | requests that the issuer refused; only `lease-lost` has a `reason`: `renewal`, or `end` (a release or a break of a lease that is not held, or a queued request that was released) | `lease-lost` rises with the reason `renewal`: holders renew too late; `store-unavailable`: a problem of Redis, or of the announcement of grants; `fence-exhausted`: a resource has received the highest possible token; `too-many-waiters`: more clients wait than `max_waiters` allows |
 //! | `tower_fence_lease_wait_seconds` | histogram: time from a request for a lease to its grant, including the announcement | its tail approaches the timeout of the callers |
 //! | `tower_fence_epochs_begun_total` | epochs that have begun, one for each of 256 groups of resources: at the first grant, after a loss of data of the lease store, and after a failover of the database (not for leases in Postgres) | it rises by more than 256 for each of these events |
-//! | `tower_fence_quorum_nodes_failed` | gauge: nodes of a [quorum](crate::guide::stores#leases-on-a-quorum) that have failed within the last minute, or have not answered this process since they failed | it is not 0 for minutes: the log names the node and the cause |
+//! | `tower_fence_quorum_nodes_failed` | gauge: nodes of a [quorum](crate::guide::stores#leases-on-a-quorum) that have failed within the last minute, or have not succeeded since | it is not 0 for minutes: the log names the node and the cause |
 //! | `tower_fence_caught_up_total` | resources that were used for the first time since the database was promoted or restored, so that their earlier tokens are stale | it rises without a known failover |
 //! | `tower_fence_removed_total{kind}` | rows that [`Fence::maintain`](crate::Fence::maintain) has removed: `keys`, `resources` | it stops rising while the tables grow |
 //! | `tower_fence_maintenance_failures_total{kind}` | failed runs of [`Fence::maintain`](crate::Fence::maintain) | it rises: the role lacks a privilege, or the database is unavailable |
@@ -112,8 +112,7 @@ const WITH_REASON: &[(&str, &str, &str)] = &[
     ("tower_fence_lease_refused_total", "lease-lost", "renewal"),
 ];
 
-/// Creates the counters of the [alerts](crate::deployment#alerts) and the gauge of failed nodes,
-/// with the value 0.
+/// Creates the counters of the [alerts](crate::deployment#alerts), with the value 0.
 ///
 /// Call this function once, after the exporter is installed. Without the call, a counter does not
 /// exist before its first event, and `increase` and `rate` in Prometheus miss this event. The
@@ -136,7 +135,6 @@ pub fn register() {
     for &(name, problem, reason) in WITH_REASON {
         metrics::counter!(name, "problem" => problem, "reason" => reason).increment(0);
     }
-    quorum_nodes_failed(0.0);
 }
 
 /// Adds one to a counter without labels.

@@ -9,7 +9,7 @@ use super::node::lock;
 
 /// Time without a failure after which a node counts as usable. A single success is not enough: a
 /// node whose memory is full answers reads between the grants that fail.
-const QUIET: Duration = Duration::from_secs(60);
+pub(crate) const QUIET: Duration = Duration::from_secs(60);
 
 /// Time of the last failure of a node, or none if the node counts as usable. In [`QUIET`], at most
 /// one failure of a node is logged.
@@ -24,9 +24,11 @@ enum Change {
 }
 
 impl Health {
-    /// Records the outcome of a call, and reports a change in the log and in the metrics.
-    pub(crate) fn note<T>(&self, node: &str, outcome: &Result<T, LeaseError>) {
-        match (self.change(outcome.is_ok(), Instant::now()), outcome) {
+    /// Records the outcome of a call, and reports a change in the log and in the metrics. Returns
+    /// whether the node has just failed.
+    pub(crate) fn note<T>(&self, node: &str, outcome: &Result<T, LeaseError>) -> bool {
+        let change = self.change(outcome.is_ok(), Instant::now());
+        match (change, outcome) {
             (Some(Change::Failed), Err(error)) => {
                 metrics::quorum_nodes_failed(1.0);
                 tracing::warn!(
@@ -41,6 +43,11 @@ impl Health {
             }
             _ => {}
         }
+        change == Some(Change::Failed)
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        lock(&self.0).is_some()
     }
 
     fn change(&self, is_success: bool, now: Instant) -> Option<Change> {

@@ -21,7 +21,7 @@ use tower_fence::lease::LeaseError;
 
 use super::{
     answer::{Answer, Unfit},
-    health::Health,
+    health::{Health, QUIET},
     scripts::Call,
 };
 
@@ -92,7 +92,7 @@ impl Node {
     ///
     /// Returns [`LeaseError::Unavailable`] if the server does not reply, and
     /// [`LeaseError::Misconfigured`] if it cannot be a node.
-    pub(crate) async fn check(&self, check: Call) -> Result<Answer, LeaseError> {
+    pub(crate) async fn check(&self, check: &Call) -> Result<Answer, LeaseError> {
         let answer = self.run(check).await?;
         let Answer::Node {
             run_id,
@@ -107,7 +107,8 @@ impl Node {
                 self.unfit("it is part of a cluster, which may move its keys to another server")
             );
         }
-        if eviction.starts_with("allkeys") || eviction.starts_with("volatile") {
+        let is_new = self.run_id().as_deref() != Some(run_id.as_str());
+        if is_new && (eviction.starts_with("allkeys") || eviction.starts_with("volatile")) {
             tracing::warn!(
                 node = self.name(),
                 maxmemory_policy = eviction,
@@ -137,8 +138,7 @@ impl Node {
     }
 
     /// Runs a script. Every script may run twice.
-    pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
-        let call = &call;
+    pub(crate) async fn run(&self, call: &Call) -> Result<Answer, LeaseError> {
         let invoke = |mut connection| async move { call.invoke_async(&mut connection).await };
         let called: RedisResult<(Vec<String>, bool)> = self.command(invoke).await;
         let away = |error: &RedisError| error.is_timeout() || error.is_io_error();
@@ -158,9 +158,27 @@ impl Node {
         }
     }
 
-    /// Records the outcome of a call, for the log and the metrics.
-    pub(crate) fn note<T>(&self, outcome: &Result<T, LeaseError>) {
-        self.health.note(&self.name, outcome);
+    /// Records the outcome of a call, for the log and the metrics. A node that has failed is
+    /// checked each minute until it counts as usable, because there may be no further calls.
+    pub(crate) fn note<T>(
+        self: &Arc<Self>,
+        outcome: &Result<T, LeaseError>,
+        check: impl FnOnce() -> Call,
+    ) {
+        if !self.health.note(&self.name, outcome) {
+            return;
+        }
+        let (node, check) = (Arc::downgrade(self), check());
+        tokio::spawn(async move {
+            loop {
+                sleep(QUIET).await;
+                let Some(node) = node.upgrade().filter(|node| node.health.has_failed()) else {
+                    return;
+                };
+                let checked = node.check(&check).await;
+                node.health.note(&node.name, &checked);
+            }
+        });
     }
 
     /// Checks in the background whether the node can be used again, unless a probe is in progress.
@@ -171,8 +189,8 @@ impl Node {
         }
         let probe = Probe(Arc::clone(self));
         tokio::spawn(async move {
-            let checked = probe.0.check(check).await;
-            probe.0.note(&checked);
+            let checked = probe.0.check(&check).await;
+            probe.0.note(&checked, || check);
             if checked.is_err() {
                 probe.0.late.store(true, SeqCst);
                 sleep(PROBE_INTERVAL).await;

@@ -65,7 +65,7 @@ impl Nodes {
     /// reply.
     pub(crate) async fn failures(&self) -> Vec<LeaseError> {
         let checks = self.nodes.iter();
-        let checks = checks.map(|node| node.check(self.scripts.check("")));
+        let checks = checks.map(async |node| node.check(&self.scripts.check("")).await);
         // After these checks, each node is compared with all others.
         let _ = join_all(checks).await;
         let writes = self.nodes.iter();
@@ -121,7 +121,7 @@ impl Nodes {
             if let Some(call) = call(n) {
                 asked.push(async move {
                     let answer = self.ask_node(node, source, call).await;
-                    node.note(&answer);
+                    node.note(&answer, || self.scripts.check(source));
                     (n, answer)
                 });
             }
@@ -141,7 +141,7 @@ impl Nodes {
     async fn ask_node(&self, node: &Node, source: &str, call: Call) -> Result<Answer, LeaseError> {
         match self.is_fit(node, source).await? {
             Some(foreign) => Ok(foreign),
-            None => node.run(call).await,
+            None => node.run(&call).await,
         }
     }
 
@@ -150,7 +150,7 @@ impl Nodes {
     /// the node belong to other nodes or to another source of epochs.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         if node.run_id().is_none()
-            && let foreign @ Answer::Foreign(_) = node.check(self.scripts.check(source)).await?
+            && let foreign @ Answer::Foreign(_) = node.check(&self.scripts.check(source)).await?
         {
             return Ok(Some(foreign));
         }
@@ -159,7 +159,7 @@ impl Nodes {
         for twin in self.twins_of(node) {
             if twin.may_check_again() {
                 twin.disconnect();
-                let _ = twin.check(self.scripts.check(source)).await;
+                let _ = twin.check(&self.scripts.check(source)).await;
             }
         }
         match self.twins_of(node).is_empty() {
