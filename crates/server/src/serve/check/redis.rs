@@ -37,15 +37,21 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     true
 }
 
-/// Adds a note for each node of a quorum that replies, but cannot be used.
+/// Reports each node of a quorum that replies, but cannot be used. If such nodes are a minority,
+/// these are notes.
 pub async fn look_at_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
     // An invalid setting is reported by `look` and by the mounted store.
     if let (RedisMode::Quorum, Ok(Some(urls))) = (args.redis_mode, args.urls())
-        && let Ok(leases) = args.quorum(epochs, &words(urls.expose()).collect::<Vec<_>>())
+        && let urls = words(urls.expose()).collect::<Vec<_>>()
+        && let Ok(leases) = args.quorum(epochs, &urls)
     {
-        for failure in leases.backend().failures().await {
-            let cause = failure.source().unwrap_or(&failure);
-            report.note("redis", chain(cause));
+        let failures = leases.backend().failures().await;
+        for failure in &failures {
+            let cause = chain(failure.source().unwrap_or(failure));
+            match failures.len() > urls.len() / 2 {
+                true => report.problem("redis", cause),
+                false => report.note("redis", cause),
+            }
         }
     }
 }
