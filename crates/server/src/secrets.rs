@@ -177,16 +177,17 @@ pub fn addresses<'a>(urls: impl Iterator<Item = &'a str>) -> String {
     urls.map(address).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the host and the port of a URL for messages.
+/// Returns the host and the port of a URL, or the path of its socket, for messages.
 pub fn address(url: &str) -> String {
     let parsed = Url::parse(url).ok().filter(|_| !is_ambiguous(url));
-    let found = parsed
-        .as_ref()
-        .and_then(|url| Some((url.host_str()?, url.port())));
-    match found {
-        Some((host, Some(port))) => format!("{host}:{port}"),
-        Some((host, None)) => host.to_owned(),
-        None => "?".into(),
+    let Some(url) = parsed else {
+        return "?".into();
+    };
+    match (url.scheme(), url.host_str(), url.port()) {
+        ("unix" | "redis+unix", ..) => url.path().to_owned(),
+        (_, Some(host), Some(port)) => format!("{host}:{port}"),
+        (_, Some(host), None) => host.to_owned(),
+        (_, None, _) => "?".into(),
     }
 }
 
@@ -239,6 +240,10 @@ mod tests {
             ("redis://me:12%2345@db:6379/2", "db:6379"),
             ("redis://me:12\\345@db", "db"),
             ("https://[::1]:2379", "[::1]:2379"),
+            (
+                "redis+unix:///run/redis.sock?db=3&pass=12345",
+                "/run/redis.sock",
+            ),
         ] {
             assert_eq!(address(url), shown, "{url}");
         }

@@ -100,8 +100,9 @@ impl Reload {
                 }
             }
         }
-        if !reloaded.is_empty() {
-            tracing::info!(what = reloaded.join(", "), access = %self.access, "reloaded");
+        match reloaded.is_empty() {
+            true => tracing::info!("nothing was reloaded"),
+            false => tracing::info!(what = reloaded.join(", "), access = %self.access, "reloaded"),
         }
         for variable in VARIABLES {
             if let Ok(Some(_)) = Secret::find(variable, None) {

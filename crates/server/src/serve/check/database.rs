@@ -37,10 +37,11 @@ const FENCES: &str = "\
         EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
             WHERE p.pronamespace = n.oid AND p.proname = 'current_history' \
                 AND p.prosrc LIKE '%SELECT pg_catalog.text ''''%') AS misses_failovers, \
-        (SELECT pg_catalog.string_agg(o.nspname, ', ' ORDER BY o.nspname) \
+        (SELECT pg_catalog.string_agg(f.nspname, ', ' ORDER BY f.nspname) FROM (SELECT o.nspname \
             FROM pg_catalog.pg_namespace AS o JOIN pg_catalog.pg_class AS c ON c.relnamespace = o.oid \
             WHERE o.oid <> n.oid AND c.relname = 'epoch_source' AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
-                WHERE p.pronamespace = o.oid AND p.proname = 'try_admit')) AS others \
+                WHERE p.pronamespace = o.oid AND p.proname = 'try_admit') \
+            ORDER BY o.nspname LIMIT 10) AS f) AS others \
     FROM pg_catalog.pg_namespace AS n WHERE n.nspname = '{schema}'";
 
 /// The use of the database, which determines the functions that a server needs.
@@ -261,7 +262,7 @@ async fn fences(conn: &mut PgConnection, schema: &str) -> sqlx::Result<Fences> {
     })
 }
 
-/// Returns the schemas of other fences in the database of this fence.
+/// Returns the schemas of other fences in the database of this fence, at most ten.
 pub async fn other_fences(fence: &Fence<Postgres>, schema: &str) -> sqlx::Result<Option<String>> {
     let mut conn = fence.pool().acquire().await?;
     Ok(fences(&mut conn, schema).await?.others)
