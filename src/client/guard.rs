@@ -29,7 +29,8 @@ use crate::{
 /// is dropped. No renewal outlives the guard. Dropping the guard releases the lease in the
 /// background, as [`release`](Self::release) does, on the runtime in which the guard is dropped or,
 /// outside of any runtime, on the one in which the lease was acquired. If the release fails, or its
-/// runtime shuts down, the lease expires. The asynchronous methods panic outside of a Tokio runtime.
+/// runtime shuts down, the lease expires. The asynchronous methods panic outside of a Tokio
+/// runtime.
 #[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
     leases: Arc<L>,

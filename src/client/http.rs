@@ -54,8 +54,9 @@ impl HttpLeases {
     /// `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in your own
     /// `Cargo.toml`. Without such a feature, every request to an `https` URL fails. The client does
     /// not follow redirects, because they could send lease ids to another server. It uses HTTP/1.1,
-    /// so that a connection that was silently lost delays only one request. Unless the issuer runs
-    /// on this machine, the client uses the proxy in `HTTP_PROXY` or `HTTPS_PROXY`.
+    /// so that a connection that was silently lost delays only one request. Unless the host of the
+    /// URL is `localhost` or a loopback address, the client uses the proxy in `HTTP_PROXY` or
+    /// `HTTPS_PROXY`.
     ///
     /// # Errors
     ///

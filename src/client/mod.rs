@@ -51,8 +51,8 @@
 //!   suspended. If the lease is lost during suspension, the guard detects the loss only at the next
 //!   renewal.
 //! - Renewals run on the Tokio runtime. If blocking work occupies all threads of the runtime for
-//!   longer than the TTL, the lease is lost. If the URL of the issuer contains a host name, the same
-//!   applies to the threads of `spawn_blocking`, on which reqwest resolves the name for most
+//!   longer than the TTL, the lease is lost. If the URL of the issuer contains a host name, the
+//!   same applies to the threads of `spawn_blocking`, on which reqwest resolves the name for most
 //!   renewals. To avoid this, use an IP address, or reqwest's feature `hickory-dns`.
 
 mod attempts;

@@ -41,7 +41,8 @@ async fn response<T>(
 
 /// Returns whether the connection must not be used again after this failure of a statement. When a
 /// connection is closed, the server cancels its statement. If the session cannot write, this
-/// function also closes the idle connections of the pool.
+/// function also closes the idle connections of the pool, except on SQLite, where each connection
+/// to a replaced file is closed when it fails.
 fn breaks_connection<DB: Transactions>(failure: &Failure, connections: &Connections<DB>) -> bool {
     if failure.cannot_write() {
         connections.close_idle();
