@@ -1,11 +1,12 @@
 //! State of a node for operators: whether calls to it have failed recently.
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 use tower_fence::{chain::Chain, lease::LeaseError, metrics};
-
-use super::node::lock;
 
 /// Time without a failure after which a node counts as usable. A single success is not enough: a
 /// node whose memory is full answers reads between the grants that fail.
@@ -72,6 +73,11 @@ impl Drop for Health {
             metrics::quorum_nodes_failed(-1.0);
         }
     }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code panics while it holds the lock.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

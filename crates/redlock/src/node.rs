@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex as SyncMutex, MutexGuard, PoisonError,
+        Arc, Mutex as SyncMutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -21,7 +21,7 @@ use tower_fence::lease::LeaseError;
 
 use super::{
     answer::{Answer, Unfit},
-    health::{Health, QUIET},
+    health::{Health, QUIET, lock},
     scripts::Call,
 };
 
@@ -294,11 +294,6 @@ impl Node {
             reason,
         })
     }
-}
-
-pub(crate) fn lock<T>(mutex: &SyncMutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while it holds the lock.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Probe that is in progress. When it is dropped, the next one may begin.
