@@ -27,9 +27,9 @@ use crate::{
 ///
 /// The guard renews the lease in the background until the lease is released or lost, or the guard
 /// is dropped. No renewal outlives the guard. Dropping the guard releases the lease in the
-/// background, as [`release`](Self::release) does, on the runtime in which the guard is dropped or,
-/// outside of any runtime, on the one in which the lease was acquired. If the release fails, or its
-/// runtime shuts down, the lease expires. The asynchronous methods panic outside of a Tokio
+/// background, as [`release`](Self::release) does. The release runs on the current Tokio runtime
+/// or, outside of a runtime, on the runtime in which the lease was acquired. If the release fails,
+/// or its runtime shuts down, the lease expires. The asynchronous methods panic outside of a Tokio
 /// runtime.
 #[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {

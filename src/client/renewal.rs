@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::{held_lease::HeldLease, loss::Loss};
 use crate::lease::{Lease, LeaseError, LeaseId, Leases, Renew};
 
-/// Renews the lease, each time after about a third of its TTL, until the lease is lost.
+/// Renews the lease, each time after at most a third of its TTL, until the lease is lost.
 pub(super) async fn renew<L: Leases>(
     leases: Arc<L>,
     held: Arc<HeldLease>,

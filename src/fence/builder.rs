@@ -68,7 +68,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Sets the timeout of each wait for a lock. Default: 5 s. Minimum: 1 ms.
     ///
     /// The timeout applies to each of these waits separately: in this process's queue for the
-    /// resource, on SQLite then in this process's queue of all writes, for the row lock, and for
+    /// resource, in this process's queue of all writes (only on SQLite), for the row lock, and for
     /// any other lock that a statement of the transaction needs.
     pub const fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.limits.lock_timeout = timeout;

@@ -59,7 +59,7 @@ const ATTEMPTS: usize = 8;
 ///
 /// The resource takes precedence over the store. If the resource has received a token that another
 /// issuer granted or that was forged, the store may choose a lower token for a new grant. In that
-/// case, the grant is returned with a token that the resource has not made stale. A renewal returns
+/// case, the grant is returned with a token that is not stale. A renewal returns
 /// [`LeaseError::Lost`] instead, because another holder may have written since this holder last
 /// read its data. **Without announcements, a store cannot know** that a resource has received
 /// tokens higher than its own. It keeps granting leases whose writes are all refused as stale.

@@ -188,9 +188,9 @@ impl Etcd {
         ];
         let mut stream = self.gateway.open("/v3/watch", &watches).await?;
         let (endpoint, mut heard_at) = (self.gateway.current(), Instant::now());
-        // If no message arrives for this time, the queue is read again. If the calls of this
-        // process go to another endpoint by now, the queue is read earlier, because the endpoint of
-        // the watch may no longer respond.
+        // After `LONGEST_SILENCE` without a message, the queue is read again. If the calls of this
+        // process go to another endpoint by now, the queue is read after `SILENCE`, because the
+        // endpoint of the watch may no longer respond.
         while heard_at.elapsed() < LONGEST_SILENCE {
             let next = stream.next::<Streamed<WatchAnswer>>();
             let Ok(answer) = timeout(SILENCE, next).await else {

@@ -48,9 +48,9 @@ impl QuorumLeasesBuilder {
 
     /// Sets the timeout for the reply of one node, including a reconnection. Default: 50 ms.
     ///
-    /// A node that exceeds the timeout gets no further requests until it replies to a probe, if the
-    /// other nodes are a majority. Choose a timeout of several round trips to the farthest node. A
-    /// connection that takes longer is opened in the background, for at most one second.
+    /// If a node exceeds the timeout, and the other nodes are a majority, the node gets no further
+    /// requests until a probe succeeds. Choose a timeout of several round trips to the farthest
+    /// node. A connection that takes longer is opened in the background, for at most one second.
     #[must_use]
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = match timeout.as_secs() < LONGEST_TIMEOUT.as_secs() {

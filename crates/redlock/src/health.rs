@@ -12,8 +12,8 @@ use tower_fence::{chain::Chain, lease::LeaseError, metrics};
 /// node whose memory is full answers reads between the grants that fail.
 pub(crate) const QUIET: Duration = Duration::from_secs(60);
 
-/// Time of the last failure of a node, or none if the node counts as usable. In [`QUIET`], at most
-/// one failure of a node is logged.
+/// Time of the last failure of a node, or none if the node counts as usable. Further failures are
+/// not logged until the node counts as usable again.
 #[derive(Default)]
 pub(crate) struct Health(Mutex<Option<Instant>>);
 

@@ -37,22 +37,25 @@ pub(crate) struct Node {
     timeout: Duration,
     /// The run id that the server reported at its last check.
     run_id: SyncMutex<Option<Arc<str>>>,
-    /// The last check because another node had the same run id.
+    /// The time of the last check that was made because another node had the same run id.
     checked_again_at: SyncMutex<Option<Instant>>,
-    /// Whether the last call has timed out or lost its connection. If so, and if the other nodes
-    /// are a majority, the node gets no further requests until a probe succeeds.
+    /// Whether the last call has timed out or lost its connection, or the last probe has failed. If
+    /// so, and if the other nodes are a majority, the node gets no further requests until a probe
+    /// succeeds.
     late: AtomicBool,
     probing: AtomicBool,
     health: Health,
 }
 
+/// Random number of a connection, and the time at which it was opened.
 type Opened = (u64, Instant);
 
 /// Pause after a probe without a reply.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// Minimum timeout for opening a connection in the background.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Minimum time between two checks of a node because another node is the same server.
+/// Minimum time between two checks of a node that another node has made necessary, because both are
+/// the same server.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {

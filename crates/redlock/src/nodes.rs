@@ -154,8 +154,8 @@ impl Nodes {
         {
             return Ok(Some(foreign));
         }
-        // The run ids are replaced, and not cleared. Otherwise, two requests could each find only
-        // one of them.
+        // Each run id stays known until a check replaces it. If the run ids were cleared first, a
+        // concurrent request could find only one node with this run id, and use it.
         for twin in self.twins_of(node) {
             if twin.may_check_again() {
                 twin.disconnect();

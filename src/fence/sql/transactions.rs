@@ -12,6 +12,8 @@ pub(crate) trait Transactions: Database {
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
 
     /// Whether the transactions run on a server, and therefore continue if their process stops.
+    /// Without a server (SQLite), there is one writer at a time, COMMIT waits for readers, and a
+    /// database in memory exists only as long as its connections.
     const HAS_SERVER: bool;
 
     /// Opens a transaction in one round trip.

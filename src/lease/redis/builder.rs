@@ -38,8 +38,9 @@ impl RedisLeasesBuilder {
     /// grant different resources. A change of the prefix is a [move to another
     /// store](crate::guide::stores#moving-from-one-store-to-another). **Two sources of epochs, each
     /// with its own database, must not share a prefix.** Choose a prefix for each database whose
-    /// leases are in the same Redis. Otherwise the token counters belong to the source that used
-    /// the prefix first, and an issuer with the other source gets an error that names the conflict.
+    /// leases are in the same Redis. Otherwise the token counters (in a cluster, those of each
+    /// partition) belong to the source that used them first, and an issuer with the other source
+    /// gets an error that names the conflict.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();

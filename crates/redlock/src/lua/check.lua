@@ -1,4 +1,5 @@
--- Checks a server at its first request.
+-- Checks a server: at its first request, and again after failures, or if another node is the same
+-- server.
 -- Returns {'node', run id, '1' if it is part of a cluster, its maxmemory-policy}, or the reply of
 -- `unfit`.
 local function info(section, pattern)

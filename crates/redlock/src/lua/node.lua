@@ -51,11 +51,12 @@ local function foreign(source, nodes)
   return nil
 end
 
--- Returns the reply of a node that cannot be used. Such a node does not report its replication id,
--- has replicas or is a replica, or has a counter that belongs to another source of epochs or to
--- another set of nodes. If the partition has no counter, the counters of the other partitions are
--- read instead. Otherwise, an issuer that was started by mistake would become the owner of each
--- partition that no issuer has used. The script then changes nothing.
+-- Returns the reply of a node that cannot be used, or nil. If there is a reply, the script changes
+-- nothing. Such a node does not report its replication id, has replicas or is a replica, or has a
+-- counter that belongs to another source of epochs or to another set of nodes. If the partition has
+-- no counter, the node cannot be used if other partitions have counters and none of them belongs to
+-- this issuer. Without this rule, an issuer that was started by mistake would become the owner of
+-- each partition that no issuer has used.
 local function unfit(now)
   if not now.history then
     return {'history'}

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{failure::Failure, secrets::Secret};
 
-/// The variables with these values, which cannot change while the server runs.
+/// The variables that may contain secrets or token keys instead of a file. They cannot change while
+/// the server runs.
 const VARIABLES: [&str; 3] = [
     "TOWER_FENCE_HOLDER_SECRETS",
     "TOWER_FENCE_OPERATOR_SECRETS",

@@ -38,7 +38,7 @@ impl Tls {
     }
 }
 
-/// Warns if the dates of the certificate are not valid at this time.
+/// Warns if the certificate has expired or is not valid yet.
 pub fn warn_if_outdated(args: &AccessArgs) {
     if let Some(cert) = &args.tls_cert_file
         && let Ok(Some(why)) = outdated(cert)

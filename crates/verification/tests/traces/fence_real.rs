@@ -180,7 +180,7 @@ impl<DB: Writes> Real for Crate<DB> {
     }
 
     async fn max_token(&self, resource: &Resource) -> Option<i64> {
-        // `inspect` would wait for a writer on SQLite.
+        // `inspect` would return the floor for a resource without a row.
         let row =
             format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
         let row = tables::sql::<DB>(&row);

@@ -37,8 +37,8 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     true
 }
 
-/// Reports each node of a quorum that replies, but cannot be used. If such nodes are a minority,
-/// these are notes.
+/// Reports each node of a quorum that replies but cannot be used: as a problem if a majority of the
+/// nodes cannot be used, and otherwise as a note.
 pub async fn look_at_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
     // An invalid setting is reported by `look` and by the mounted store.
     if let (RedisMode::Quorum, Ok(Some(urls))) = (args.redis_mode, args.urls())
