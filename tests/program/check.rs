@@ -136,7 +136,7 @@ async fn node_of_a_quorum_that_answers_but_is_unusable_is_a_note() {
     let arguments = ["check", "--redis-mode", "quorum", "--redis-url", &urls];
     eventually("a majority that cannot be used is a problem", async || {
         let checked = run_on(&db.url, &arguments).await;
-        checked.status == 78 && checked.stdout.contains("OOM")
+        checked.status == 78 && checked.stderr.contains("OOM")
     })
     .await;
 }
