@@ -41,7 +41,13 @@ func variable(name, otherwise string) string {
 // errLost reports that the lease has expired or was broken, and another holder may have it.
 var errLost = errors.New("the lease is lost: stopped")
 
-// refusal is a response with a status of 400 or above.
+// client follows no redirects. Otherwise it would send a GET, even to another server.
+var client = &http.Client{
+	Timeout:       wait + 5*time.Second,
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// refusal is a response with a status of 300 or above.
 type refusal struct {
 	status int
 	body   []byte
@@ -75,13 +81,13 @@ func call(
 	}
 	request.Header = header.Clone()
 	request.Header.Set("Content-Type", "application/json")
-	response, err := (&http.Client{Timeout: wait + 5*time.Second}).Do(request)
+	response, err := client.Do(request)
 	if err != nil {
 		return result, err
 	}
 	defer response.Body.Close()
 	data, err = io.ReadAll(response.Body)
-	if err == nil && response.StatusCode >= 400 {
+	if err == nil && response.StatusCode >= 300 {
 		err = &refusal{response.StatusCode, data}
 	} else if err == nil && len(data) > 0 {
 		err = json.Unmarshal(data, &result)

@@ -18,7 +18,7 @@ const wait_ms = 10_000;
 /** The lease has expired or was broken, and another holder may have it. */
 class LeaseLost extends Error {}
 
-/** A response with a status of 400 or above. */
+/** A response with a status of 300 or above. */
 class Refusal extends Error {
   status: number;
   constructor(status: number, body: string) {
@@ -45,6 +45,7 @@ async function call(
     method,
     headers: { "Content-Type": "application/json", ...headers },
     body: body && JSON.stringify(body),
+    redirect: "manual", // otherwise a GET would be sent, even to another server
     signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
   });
   const text = await response.text();

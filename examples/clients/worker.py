@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 from uuid import uuid4
 
 LOCKS = os.environ.get("TOWER_FENCE_URL", "http://127.0.0.1:4120") + "/locks/"
@@ -29,6 +29,13 @@ class LeaseLost(Exception):
     """The lease has expired or was broken, and another holder may have it."""
 
 
+class NoRedirects(HTTPRedirectHandler):
+    """Raises HTTPError for a redirect. Otherwise urllib would send a GET, even to another server."""
+
+    def redirect_request(self, *_):
+        return None
+
+
 async def call(method, url, headers={}, body=None, timeout=15):
     """Returns the JSON of the response.
 
@@ -39,7 +46,7 @@ async def call(method, url, headers={}, body=None, timeout=15):
         data = None if body is None else json.dumps(body).encode()
         request = Request(url, data, {"Content-Type": "application/json"} | headers, method=method)
         try:
-            with urlopen(request, timeout=timeout) as response:
+            with build_opener(NoRedirects).open(request, timeout=timeout) as response:
                 return json.loads(response.read() or "null")
         except (HTTPException, ValueError) as error:  # neither is an OSError
             raise ConnectionError(f"invalid response: {error!r}") from error

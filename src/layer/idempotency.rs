@@ -21,11 +21,12 @@ use crate::{
 /// Options for the `Idempotency-Key` header, for
 /// [`FenceLayer::idempotent`](super::FenceLayer::idempotent).
 ///
-/// A write with a key is applied once, and each repetition gets the same response. The layer stores
-/// the response in the transaction of the write. A repetition receives the stored response with
-/// `Idempotent-Replayed: true`, even if its token has become stale. Only the responses of committed
-/// writes are stored. The [guide](crate::guide::idempotency) describes when a client may retry, and
-/// which requests it must not repeat.
+/// A write with a key is applied once, and each repetition gets the same status, body and [stored
+/// headers](Self::stored_headers). The layer stores the response in the transaction of the write. A
+/// repetition receives the stored response with `Idempotent-Replayed: true`, even if its token has
+/// become stale. Only the responses of committed writes are stored. The
+/// [guide](crate::guide::idempotency) describes when a client may retry, and which requests it must
+/// not repeat.
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. The same text is a
@@ -68,6 +69,7 @@ impl Idempotency {
             response_limit_bytes: 64 * 1024,
             stored_headers: Arc::new([
                 header::CACHE_CONTROL,
+                header::CONTENT_DISPOSITION,
                 header::CONTENT_ENCODING,
                 header::CONTENT_LANGUAGE,
                 header::CONTENT_TYPE,
@@ -75,6 +77,7 @@ impl Idempotency {
                 header::LAST_MODIFIED,
                 header::LOCATION,
                 header::VARY,
+                header::X_CONTENT_TYPE_OPTIONS,
             ]),
         }
     }
@@ -180,8 +183,9 @@ impl Idempotency {
         self
     }
 
-    /// Sets which response headers are stored. Default: `Cache-Control`, `Content-Encoding`,
-    /// `Content-Language`, `Content-Type`, `ETag`, `Last-Modified`, `Location`, `Vary`.
+    /// Sets which response headers are stored. Default: `Cache-Control`, `Content-Disposition`,
+    /// `Content-Encoding`, `Content-Language`, `Content-Type`, `ETag`, `Last-Modified`, `Location`,
+    /// `Vary`, `X-Content-Type-Options`.
     ///
     /// The first response contains all of its headers, and a replay contains only the stored ones.
     #[must_use]

@@ -38,7 +38,8 @@ use crate::{
 /// one document. Take names from `PathParam`, [`FromPath`](super::FromPath) or
 /// [`PathParams`](super::PathParams), which decode the path, or decode them in the closure.
 ///
-/// The trait's method is asynchronous, so a type of the application may also query a database:
+/// The trait's method is asynchronous, so a type of the application may also query a database. The
+/// handler must [check the result](crate::guide::resources#a-name-that-has-to-be-looked-up) again:
 ///
 /// ```
 /// use http::request::Parts;

@@ -1,8 +1,10 @@
 //! The workers and the service of `examples/clients`, against the program.
 
-use std::process::Command;
+use std::{collections::HashMap, process::Command};
 
+use axum::Router;
 use futures_util::future::join_all;
+use http::{StatusCode, Uri};
 use reqwest::Client;
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
@@ -13,7 +15,7 @@ use super::{
 };
 use crate::support::{
     database::{Fresh, TestDatabase},
-    http::{Answer, client},
+    http::{Answer, Server, client},
     process::Process,
     repository,
 };
@@ -158,6 +160,30 @@ async fn late_write_is_refused(worker: fn() -> Command) {
     shop.has_nine().await;
 }
 
+/// A client that follows a redirect may send a GET, and take its answer for a lease or a write.
+async fn follows_no_redirect(worker: fn() -> Command) {
+    let shop = Shop::open().await;
+    for name in ["TOWER_FENCE_URL", "SERVICE_URL"] {
+        let mut urls = HashMap::from([
+            ("TOWER_FENCE_URL", shop.program.url.clone()),
+            ("SERVICE_URL", shop.service_url()),
+        ]);
+        let to = urls[name].clone();
+        let redirect = move |uri: Uri| async move {
+            let location = format!("{}{uri}", to.trim_end_matches('/'));
+            (StatusCode::MOVED_PERMANENTLY, [("location", location)])
+        };
+        let moved = Server::start(Router::new().fallback(redirect)).await;
+        urls.insert(name, moved.url(""));
+        let mut command = worker();
+        command.envs(urls).env("WORK_MS", "0");
+        let mut worker = Process::run(command);
+        assert_eq!(worker.exit().await.code(), Some(1), "{}", worker.stdout());
+        let log = worker.log();
+        assert!(log.starts_with("refused with 301: "), "{name}: {log}");
+    }
+}
+
 macro_rules! workers {
     ($($behavior:ident),*) => {$(
         mod $behavior {
@@ -182,7 +208,8 @@ macro_rules! workers {
 workers!(
     writes_under_a_renewed_lease,
     stops_when_its_lease_is_lost,
-    late_write_is_refused
+    late_write_is_refused,
+    follows_no_redirect
 );
 
 #[tokio::test]

@@ -2,6 +2,9 @@
 
 use std::process::Command;
 
+use axum::Router;
+use http::{StatusCode, Uri};
+use serde_json::json;
 use sqlx::Postgres;
 
 use super::{
@@ -42,6 +45,25 @@ async fn paused_holder_with_psycopg_and_urllib_is_refused() {
         .await
         .is(1)
         .says("holder 1 has written over holder 2");
+}
+
+/// With a GET instead of a POST, the script would get the token of the current holder.
+#[tokio::test]
+async fn python_code_of_the_page_follows_no_redirect() {
+    let db = Postgres::fresh(2).await;
+    let server = Served::start(&db.url, &[]).await;
+    let held = server.post("/locks/sku-1", &json!({})).await;
+    assert_eq!(held.status, 201);
+    let to = server.url.clone();
+    let redirect =
+        move |uri: Uri| async move { (StatusCode::FOUND, [("location", format!("{to}{uri}"))]) };
+    let moved = Router::new().fallback(redirect);
+    let moved = crate::support::http::Server::start(moved).await;
+    let mut command: Command = python("tests/program/lease.py");
+    command
+        .env("DATABASE_URL", &db.url)
+        .env("TOWER_FENCE_URL", moved.url(""));
+    ended(command).await.is(1).says("HTTP Error 302: Found");
 }
 
 #[test]

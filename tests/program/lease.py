@@ -15,7 +15,7 @@ import time
 from threading import Event, Thread
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import psycopg
 
@@ -23,11 +23,19 @@ LOCKS = os.environ.get("TOWER_FENCE_URL", "http://127.0.0.1:4120") + "/locks/"
 SECRET = os.environ.get("TOWER_FENCE_SECRET", "")
 
 
+class NoRedirects(HTTPRedirectHandler):
+    """Raises HTTPError for a redirect. Otherwise urllib would send a GET, even to another server."""
+
+    def redirect_request(self, *_):
+        return None
+
+
 def call(method, resource, body=None, timeout=70, **headers):
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"} | headers
     body = None if body is None else json.dumps(body).encode()
     request = Request(LOCKS + quote(resource, safe=""), body, headers, method=method)
-    with urlopen(request, timeout=timeout) as answer:  # HTTPError: 409 the lease is held, or lost
+    opener = build_opener(NoRedirects)
+    with opener.open(request, timeout=timeout) as answer:  # HTTPError: 409 the lease is held, or lost
         return json.load(answer) if answer.status != 204 else None
 
 

@@ -133,6 +133,12 @@ async fn calls_of_many_clients_succeed_through_a_pooler() {
     let console = server.get("/console/api/fences").await.status;
     let all = join_all((0..120).map(|number| client(&server, number))).await;
     let log = server.log();
+    // On a busy machine, a statement may take longer than a second.
+    let log: Vec<_> = log
+        .lines()
+        .filter(|line| !line.contains("slow statement"))
+        .collect();
+    let log = log.join("\n");
     for statuses in all {
         assert_eq!(statuses, [201, 200, 200, 200, 200, console, 204], "{log}");
     }

@@ -56,6 +56,7 @@ pub async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, plan: Extension<Arc<Pla
     let headers = [
         (header::LOCATION, format!("/calls/{call}")),
         (header::SET_COOKIE, "secret".into()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".into()),
     ];
     (StatusCode::CREATED, headers, format!("call {call}")).into_response()
 }
@@ -135,6 +136,7 @@ pub fn is_call(answer: &Answer, call: u64, replayed: bool) {
     let text = format!("call {call}");
     assert_eq!((answer.status, &answer.text), (201, &text), "{answer:?}");
     assert_eq!(answer.headers["location"], format!("/calls/{call}"));
+    assert_eq!(answer.headers["x-content-type-options"], "nosniff");
     let expected = replayed.then_some("true");
     let replayed = answer.headers.get("idempotent-replayed");
     assert_eq!(replayed.map(|value| value.to_str().unwrap()), expected);
