@@ -50,6 +50,13 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
 async fn second_fence_in_a_database_is_reported_when_it_is_created() {
     let db = Postgres::fresh(2).await;
     let misspelt = ["--migrate", "--database-schema", "tower_fense"];
+    let checked = run_on(&db.url, &["check", misspelt[1], misspelt[2]]).await;
+    checked
+        .is(78)
+        .says("the tables of the fence are missing or outdated");
+    let empty = "this database has a fence in the schema tower_fence: `tower-fence migrate` would \
+         create an empty fence in the schema tower_fense";
+    assert_contains!(checked.stdout, empty);
     for is_created in [true, false] {
         let server = Served::start(&db.url, &misspelt).await;
         server.logs("started").await;

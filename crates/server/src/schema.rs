@@ -11,6 +11,7 @@ use crate::{
     failure::{Failure, chain},
     logs,
     operate::{print as print_text, resource},
+    serve::check,
 };
 
 /// Creates or updates the tables, functions and privileges in the database.
@@ -92,8 +93,13 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
         true => "were created or updated",
         false => "are up to date",
     };
+    let schema = args.database.schema.name();
+    let others = match check::other_fences(&fence, schema).await {
+        Ok(Some(others)) => format!("this database also has a fence in the schema {others}\n"),
+        _ => String::new(),
+    };
     print_text(&format!(
-        "the tables, functions and privileges in {place} {outcome}\n"
+        "the tables, functions and privileges in {place} {outcome}\n{others}"
     ))
 }
 

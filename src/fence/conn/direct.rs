@@ -134,7 +134,10 @@ pub(in crate::fence) fn with_address<DB: Transactions>(
     sqlx::Error::Io(match error {
         sqlx::Error::Io(error) => IoError::new(error.kind(), format!("{address}: {error}")),
         sqlx::Error::PoolTimedOut => {
-            let silent = format!("timed out while connecting to {address}");
+            let silent = format!(
+                "no connection to {address} within the timeout: the server is unreachable, is \
+                 starting up, or accepts no more connections"
+            );
             IoError::new(ErrorKind::TimedOut, silent)
         }
         error => return error,

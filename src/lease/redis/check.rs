@@ -40,19 +40,27 @@ impl Scripts {
         self.checked.determine(check).await
     }
 
-    /// Refuses a server whose replication id cannot be read, or on which issuers cannot notify each
-    /// other. Warns about a server that may evict leases.
+    /// Refuses a server whose replication id cannot be read, a member of a cluster that was
+    /// configured as a single server, and a server on which issuers cannot notify each other. Warns
+    /// about a server that may evict leases.
     async fn check_server(&self) -> Result<(), LeaseError> {
         let script = Script::new(include_str!("lua/check.lua"));
         let channel = self.shared_channel(0);
         let mut check = script.key(format!("{}:{{0}}:clock", self.key_prefix()));
         check.arg(self.server().publish()).arg(&channel);
-        let (history, eviction, refused): (bool, String, String) = self.run(&check).await?;
+        let (history, clustered, eviction, refused): (bool, bool, String, String) =
+            self.run(&check).await?;
         if !history {
             return Err(LeaseError::misconfigured(RedisError::from((
                 redis::ErrorKind::InvalidClientConfig,
                 "scripts cannot read a master_replid (INFO replication) that changes at each promotion, \
                  without which tokens could repeat",
+            ))));
+        }
+        if clustered && !self.server().source.is_cluster() {
+            return Err(LeaseError::misconfigured(RedisError::from((
+                redis::ErrorKind::InvalidClientConfig,
+                "the server belongs to a Redis Cluster: connect to it as a cluster",
             ))));
         }
         if !refused.is_empty() {

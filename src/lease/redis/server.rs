@@ -15,11 +15,19 @@ use crate::{lease::LeaseError, time::after};
 
 pub(super) struct Server {
     pub(super) source: Source,
-    /// The connection for commands, and its number.
-    current: Mutex<Option<(u64, Connection)>>,
+    connections: Mutex<Connections>,
     /// The number of command connections that have been opened.
     connected: watch::Sender<u64>,
     command_timeout: Duration,
+}
+
+/// The connections for commands, with their numbers.
+#[derive(Default)]
+struct Connections {
+    current: Option<(u64, Connection)>,
+    /// The previous connection to a cluster. It is used again if no new one can be opened, because
+    /// it knows nodes that the configured URLs do not name.
+    previous: Option<(u64, Connection)>,
 }
 
 /// How many times a command may run.
@@ -33,7 +41,7 @@ impl Server {
     pub(super) fn new(source: Source, command_timeout: Duration) -> Self {
         Self {
             source,
-            current: Mutex::default(),
+            connections: Mutex::default(),
             connected: watch::Sender::new(0),
             command_timeout,
         }
@@ -46,7 +54,7 @@ impl Server {
         let is_permanent = matches!(
             error.kind(),
             ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || error.detail().is_some_and(is_refused_in_script);
+        ) || error.detail().is_some_and(is_permanent);
         let error = ServerError {
             address: Arc::clone(self.source.address()),
             source: error,
@@ -91,7 +99,7 @@ impl Server {
 
     /// Makes the next command look up the server again.
     pub(super) async fn find_again(&self) {
-        self.current.lock().await.take();
+        self.connections.lock().await.current.take();
     }
 
     /// Returns a receiver that is notified of each new command connection. Such a connection may
@@ -155,8 +163,11 @@ impl Server {
         {
             // If another request is connecting at this moment, it has already replaced the
             // connection.
-            if let Ok(mut current) = self.current.try_lock() {
-                current.take_if(|(current, _)| *current == number);
+            if let Ok(mut all) = self.connections.try_lock()
+                && let Some(gone) = all.current.take_if(|(current, _)| *current == number)
+                && self.source.is_cluster()
+            {
+                all.previous = Some(gone);
             }
         }
         outcome
@@ -174,17 +185,26 @@ impl Server {
 
     /// Returns the connection for commands, and its number.
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
-        let mut current = self.current.lock().await;
-        if let Some(current) = &*current {
+        let mut all = self.connections.lock().await;
+        if let Some(current) = &all.current {
             return Ok(current.clone());
         }
+        // Leaves half of the time for the command on the previous connection.
+        let limit = match &all.previous {
+            Some(_) => self.command_timeout / 2,
+            None => self.command_timeout,
+        };
         // Box this future, so that it does not enlarge every future that may connect.
-        let connecting: BoxFuture<'_, _> =
-            Box::pin(self.source.connect(self.command_timeout, None));
-        let connection = connecting.await?;
-        self.connected.send_modify(|count| *count += 1);
-        let number = *self.connected.borrow();
-        Ok(current.insert((number, connection)).clone())
+        let connecting: BoxFuture<'_, _> = Box::pin(self.source.connect(limit, None));
+        let next = match (in_time(after(limit), connecting).await, all.previous.take()) {
+            (Err(_), Some(previous)) => previous,
+            (connected, _) => {
+                let connection = connected?;
+                self.connected.send_modify(|count| *count += 1);
+                (*self.connected.borrow(), connection)
+            }
+        };
+        Ok(all.current.insert(next).clone())
     }
 
     /// Opens a connection for subscriptions, which sends published messages to `pushes`.
@@ -227,13 +247,19 @@ async fn in_time<T>(
     }
 }
 
-/// Returns whether Redis has refused a command of a script because the user lacks a right. Redis
-/// reports this with the general error code.
-fn is_refused_in_script(detail: &str) -> bool {
-    // The first text is that of Redis 7.2 and later.
+/// Returns whether Redis would refuse the command again. It reports these errors with the general
+/// error code, at least for a command of a script.
+fn is_permanent(detail: &str) -> bool {
     let texts = [
+        // The user lacks a right. The first text is that of Redis 7.2 and later.
         "ACL failure in script",
         "The user executing the script can't",
+        // The command was renamed, or a proxy does not support it.
+        "unknown command",
+        "Unknown Redis command called from script",
+        "DB index is out of range",
+        // Another program has written the key.
+        "wrong kind of value",
     ];
     texts.iter().any(|text| detail.contains(text))
 }

@@ -19,6 +19,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{LONG, grant, grant_and_release, is_misconfigured, join_on, next_grant, sku},
+    proxy::{Link, Proxy},
     redis::RedisServer,
 };
 
@@ -301,6 +302,45 @@ async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     assert!(third.token > second.token);
     assert!(!other_waiting.is_finished());
     other_waiting.abort();
+}
+
+/// A frozen node breaks the connection to the cluster. The configured node no longer answers, so no
+/// new connection can be opened.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn discovered_nodes_are_used_without_the_configured_one() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let configured = Proxy::to(cluster.nodes[0].addr()).await;
+    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
+    let url = configured.url(&cluster.nodes[0].url());
+    let leases = builder.with_cluster(&[&url], |client| client).unwrap();
+    grant_and_release(&leases).await;
+    configured.set(Link::Cut);
+    let (master, replica) = cluster.shard_of(TAG).await;
+    // Without its replica, the master is not replaced.
+    cluster.nodes[replica].signal("-STOP");
+    cluster.nodes[master].signal("-STOP");
+    let acquired = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert_matches!(acquired, Err(LeaseError::Unavailable(_)));
+    cluster.nodes[master].signal("-CONT");
+    cluster.nodes[replica].signal("-CONT");
+    next_grant(&leases, LONG).await;
+}
+
+#[tokio::test]
+async fn member_of_a_cluster_is_no_single_server() {
+    let (server, db) = (
+        RedisServer::start(&["--cluster-enabled", "yes"]).await,
+        Sqlite::fresh(2).await,
+    );
+    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
+    let url = server.url();
+    eventually("the leases have a cluster", async || {
+        let builder = RedisLeases::builder(db.fence());
+        let leases = builder.with_cluster(&[&url], |client| client).unwrap();
+        leases.inspect(&sku()).await.is_ok()
+    })
+    .await;
+    is_misconfigured(RedisLeases::connect(&url, db.fence()).await);
 }
 
 #[tokio::test]

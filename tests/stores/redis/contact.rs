@@ -121,6 +121,23 @@ async fn missing_right_is_a_misconfiguration() {
     is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
+#[tokio::test]
+async fn unusable_command_or_key_is_a_misconfiguration() {
+    let db = Sqlite::fresh(4).await;
+    for command in ["EVALSHA", "HSET"] {
+        let redis = RedisServer::start(&["--rename-command", command, ""]).await;
+        let leases = RedisLeases::connect_lazy(&redis.url(), db.fence()).unwrap();
+        is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    }
+    let redis = RedisServer::start(&["--databases", "1"]).await;
+    let url = format!("{}/7", redis.url().trim_end_matches('/'));
+    is_misconfigured(RedisLeases::connect(&url, db.fence()).await);
+    // Another program has written a key of the store.
+    let leases = RedisLeases::connect(&redis.url(), db.fence()).await.unwrap();
+    redis.command(&["SET", "tower-fence:{110}:clock", "7"]).await;
+    is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
 /// Creates a user with these rights, and returns its URL.
 async fn user(redis: &RedisServer, name: &str, rights: &str) -> String {
     let set_user = format!("ACL SETUSER {name} on >open-sesame ~* &* {rights}");

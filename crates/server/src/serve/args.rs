@@ -76,7 +76,7 @@ pub struct ServeArgs {
         long,
         env = "TOWER_FENCE_LOG",
         value_name = "FILTER",
-        default_value = "info,sqlx=warn",
+        default_value = "info,sqlx=warn,redis=off",
         help_heading = "Log"
     )]
     pub log: String,

@@ -6,7 +6,7 @@
 mod access;
 mod args;
 mod bodies;
-mod check;
+pub mod check;
 mod connection;
 mod connections;
 mod describe;

@@ -30,8 +30,8 @@ const ABOUT: &str = "\
         extract(epoch FROM pg_catalog.clock_timestamp())::text AS seconds, \
         concat(pg_catalog.current_database(), ' ', pg_catalog.pg_postmaster_start_time()) AS identity";
 
-/// Reads the owner of the schema of the fence, whether the fence detects failovers, and the schemas
-/// of other fences, in one statement that needs no privileges.
+/// Reads the owner of the schema of the fence, NULL if there is no such schema, whether the fence
+/// detects failovers, and the schemas of other fences, in one statement that needs no privileges.
 const FENCES: &str = "\
     SELECT pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner, \
         EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
@@ -39,10 +39,10 @@ const FENCES: &str = "\
                 AND p.prosrc LIKE '%SELECT pg_catalog.text ''''%') AS misses_failovers, \
         (SELECT pg_catalog.string_agg(f.nspname, ', ' ORDER BY f.nspname) FROM (SELECT o.nspname \
             FROM pg_catalog.pg_namespace AS o JOIN pg_catalog.pg_class AS c ON c.relnamespace = o.oid \
-            WHERE o.oid <> n.oid AND c.relname = 'epoch_source' AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
+            WHERE o.nspname <> '{schema}' AND c.relname = 'epoch_source' AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
                 WHERE p.pronamespace = o.oid AND p.proname = 'try_admit') \
             ORDER BY o.nspname LIMIT 10) AS f) AS others \
-    FROM pg_catalog.pg_namespace AS n WHERE n.nspname = '{schema}'";
+    FROM (SELECT) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
 
 /// The use of the database, which determines the functions that a server needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,12 +124,12 @@ pub async fn look(
             is_fit = false;
         }
     }
+    let schema = args.schema.name();
+    match within(fences(&mut conn, schema)).await {
+        Ok(found) => found.report(schema, report),
+        Err(error) => report.note("schema", format!("cannot read its owner: {error}")),
+    }
     if is_fit {
-        let schema = args.schema.name();
-        match within(fences(&mut conn, schema)).await {
-            Ok(found) => found.report(schema, report),
-            Err(error) => report.note("schema", format!("cannot read its owner: {error}")),
-        }
         match within(missing(&mut conn, schema, needed.functions())).await {
             Ok(None) => {
                 let text = format!("{role} may execute all functions that a grant calls");
@@ -247,7 +247,7 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
 
 /// The properties of the schema of the fence, and the schemas of other fences.
 struct Fences {
-    owner: String,
+    owner: Option<String>,
     misses_failovers: bool,
     others: Option<String>,
 }
@@ -270,10 +270,18 @@ pub async fn other_fences(fence: &Fence<Postgres>, schema: &str) -> sqlx::Result
 
 impl Fences {
     fn report(self, schema: &str, report: &mut Report) {
-        let text = format!("{schema} belongs to the role {}", self.owner);
-        report.ok("schema", text);
+        let is_missing = self.owner.is_none();
+        if let Some(owner) = self.owner {
+            report.ok("schema", format!("{schema} belongs to the role {owner}"));
+        }
         if let Some(others) = self.others {
-            let text = format!("this database also has a fence in the schema {others}");
+            let text = match is_missing {
+                true => format!(
+                    "this database has a fence in the schema {others}: `tower-fence migrate` would \
+                     create an empty fence in the schema {schema}, which admits every token"
+                ),
+                false => format!("this database also has a fence in the schema {others}"),
+            };
             report.note("schema", text);
         }
         if self.misses_failovers {
