@@ -3,10 +3,7 @@
 use std::{
     collections::HashMap,
     io::Write,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
 };
 
 use crate::support::load::{Answered, Client};
@@ -24,26 +21,22 @@ pub fn next_token() -> i64 {
 
 /// Writes of one connection, to its own resources.
 pub struct Writer {
-    path: String,
     rows: usize,
     connection: usize,
     connections: usize,
     now: (usize, i64),
     /// The last token that each resource has admitted.
     pub last: HashMap<usize, i64>,
-    done: Arc<AtomicU64>,
 }
 
 impl Writer {
-    pub fn all(path: &str, rows: usize, connections: usize, done: &Arc<AtomicU64>) -> Vec<Self> {
+    pub fn all(rows: usize, connections: usize) -> Vec<Self> {
         let writer = |connection| Self {
-            path: path.to_owned(),
             rows,
             connection,
             connections,
             now: (0, 0),
             last: HashMap::new(),
-            done: Arc::clone(done),
         };
         (0..connections).map(writer).collect()
     }
@@ -55,10 +48,9 @@ impl Client for Writer {
         let row = rand::random_range(0..of_each) * self.connections + self.connection;
         let token = next_token();
         self.now = (row, token);
-        let path = &self.path;
         let written = write!(
             buffer,
-            "POST {path}/resource-{row} HTTP/1.1\r\nHost: bench\r\n\
+            "POST /resource-{row} HTTP/1.1\r\nHost: bench\r\n\
              Fencing-Token: {token}\r\nContent-Length: 0\r\n\r\n"
         );
         written.expect("memory can be written");
@@ -69,7 +61,6 @@ impl Client for Writer {
             return Answered::Unexpected;
         }
         self.last.insert(self.now.0, self.now.1);
-        self.done.fetch_add(1, Relaxed);
         Answered::Done
     }
 }

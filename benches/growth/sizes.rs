@@ -1,15 +1,6 @@
 //! The cost of the fence with a large table, and after many writes.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::PgPool;
@@ -22,7 +13,6 @@ use super::{
     support::{
         http, load,
         options::{Options, Window},
-        plot,
         postgres::PostgresServer,
         report::Report,
         rounds::{self, Contender},
@@ -65,29 +55,13 @@ pub fn race_all(
 /// Measures how a table changes while it is written to.
 fn written(title: &str, seconds: u64, runtime: &Runtime, tables: &[Table], report: &mut Report) {
     let mut rows = vec![State::columns()];
-    let (mut writes, mut sizes) = (vec![], vec![]);
     for table in tables {
         eprintln!("{} rows, written for {seconds} s", table.rows);
-        let name = format!("{} rows", table.rows);
         rows.push(runtime.block_on(table.state()).row("before"));
-        let course = sustain(runtime, table, seconds);
+        sustain(runtime, table, seconds);
         rows.push(runtime.block_on(table.state()).row("after"));
-        let curve = |of: fn(&Second) -> f64| {
-            let points = course.iter().map(|second| (second.at, of(second)));
-            (name.clone(), points.collect())
-        };
-        writes.push(curve(|second| second.writes));
-        sizes.push(curve(|second| second.table_mib));
     }
     report.table(title, &rows);
-    for (file, title, unit, series) in [
-        ("writes.svg", "Writes in a second", "writes", writes),
-        ("size.svg", "Size of tower_fence.resources", "MiB", sizes),
-    ] {
-        let file = report.folder().join(file);
-        let plotted = plot::curves(&file, title, ["seconds", unit], &series);
-        plotted.expect("the plot was written");
-    }
 }
 
 /// Starts a server whose handler writes nothing itself.
@@ -102,14 +76,13 @@ fn race(title: &str, runtime: &Runtime, tables: &[Table], options: &Options, rep
     if !options.wants(title) {
         return;
     }
-    let done = Arc::default();
     let (mut contenders, mut lasts, mut pools) = (vec![], vec![], vec![]);
     for table in tables {
         let pool = runtime.block_on(table.pool());
         let addr = serve(runtime, &pool);
         pools.push(pool);
         lasts.push(std::cell::RefCell::new(HashMap::new()));
-        let writers = Writer::all("", table.rows, CONNECTIONS, &done);
+        let writers = Writer::all(table.rows, CONNECTIONS);
         contenders.push((table, addr, writers));
     }
     let contenders = contenders.into_iter().zip(&lasts);
@@ -131,41 +104,16 @@ fn race(title: &str, runtime: &Runtime, tables: &[Table], options: &Options, rep
     report.contenders(title, BASELINE, &outcomes);
 }
 
-/// Figures of one second.
-struct Second {
-    at: f64,
-    writes: f64,
-    table_mib: f64,
-}
-
-fn sustain(runtime: &Runtime, table: &Table, seconds: u64) -> Vec<Second> {
+/// Writes to the table for this time.
+fn sustain(runtime: &Runtime, table: &Table, seconds: u64) {
     let pool = runtime.block_on(table.pool());
     let addr = serve(runtime, &pool);
-    let done = Arc::new(AtomicU64::new(0));
-    let writers = Writer::all("", table.rows, CONNECTIONS, &done);
     let window = Window {
         warm_up: Duration::ZERO,
         measured: Duration::from_secs(seconds),
     };
-    let began = Instant::now();
-    let load = std::thread::spawn(move || load::drive(addr, writers, window));
-    let (mut course, mut before) = (vec![], (0.0, 0));
-    while !load.is_finished() {
-        sleep(Duration::from_secs(1));
-        let state = runtime.block_on(table.state());
-        let now = (began.elapsed().as_secs_f64(), done.load(Relaxed));
-        course.push(Second {
-            at: now.0,
-            writes: (now.1 - before.1) as f64 / (now.0 - before.0),
-            table_mib: state.table_mib,
-        });
-        before = now;
-    }
-    // The last second was incomplete.
-    course.pop();
-    let (_, writers) = load.join().expect("the load failed");
+    let (_, writers) = load::drive(addr, Writer::all(table.rows, CONNECTIONS), window);
     runtime.block_on(pool.close());
     let last = writers.into_iter().flat_map(|writer| writer.last);
     runtime.block_on(table.check(last));
-    course
 }

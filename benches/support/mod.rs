@@ -8,7 +8,6 @@ pub mod load;
 pub mod machine;
 pub mod options;
 pub mod pgbench;
-pub mod plot;
 pub mod program;
 pub mod report;
 pub mod rounds;

@@ -1,4 +1,4 @@
-//! The report: tables, JSON and plots.
+//! The report: tables and JSON.
 
 use std::{fmt::Write, fs, path::PathBuf};
 
@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::{
     figures::{self, Figures, short},
     options::Options,
-    plot,
     rounds::Outcome,
 };
 
@@ -35,8 +34,6 @@ impl Report {
     pub fn contenders(&mut self, title: &str, baseline: &str, outcomes: &[Outcome]) {
         let lines = figures::of_all(baseline, outcomes);
         println!("{}", table(title, baseline, &lines));
-        let file = self.folder().join(format!("{}.svg", file_name(title)));
-        plot::bars(&file, title, &lines).expect("the plot was written");
         let rows: Vec<Value> = lines.iter().zip(outcomes).map(row).collect();
         self.parts.push(json!({
             "title": title,
@@ -67,7 +64,7 @@ impl Report {
     }
 
     /// Returns the folder of the files: `target/tower-fence-bench/NAME`.
-    pub fn folder(&self) -> PathBuf {
+    fn folder(&self) -> PathBuf {
         let bench = std::env::current_exe().expect("the path of this program");
         // `target/release/deps/NAME-…`
         let target = bench.ancestors().nth(3);
