@@ -188,48 +188,27 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let service = service(fence, pool);
     tokio::spawn(async move { axum::serve(listener, service).await });
 
-    let sku = "sku-1";
-    println!(
-        "holder 2 takes 2: {}",
-        send_post(&url, sku, 2, &take(2)).await?
-    );
-    println!(
-        "holder 1 wakes up, and takes 1: {}",
-        send_post(&url, sku, 1, &take(1)).await?
-    );
-    println!(
-        "holder 3 takes 100: {}",
-        send_post(&url, sku, 3, &take(100)).await?
-    );
     let both = format!("mutation {{ a: {} b: {} }}", field(1), field(100));
-    println!(
-        "holder 3 takes 1 and 100: {}",
-        send_post(&url, sku, 3, &both).await?
-    );
-    println!(
-        "holder 3 takes -5: {}",
-        send_post(&url, sku, 3, &take(-5)).await?
-    );
-    println!(
-        "holder 3 takes 3: {}",
-        send_post(&url, sku, 3, &take(3)).await?
-    );
-    println!(
-        "the holder of sku-2 takes 1: {}",
-        send_post(&url, "sku-2", 4, &take(1)).await?
-    );
-    println!(
-        "holder 4 takes 1 with GET: {}",
-        send_get(&url, Some(4), &take(1)).await?
-    );
-    let stock = r#"{ stock(sku: "sku-1") }"#;
-    println!("holder 4 reads: {}", send_get(&url, Some(4), stock).await?);
-    let other = r#"{ stock(sku: "sku-2") }"#;
-    println!(
-        "holder 4 reads sku-2: {}",
-        send_get(&url, Some(4), other).await?
-    );
-    println!("the stock: {}", send_get(&url, None, stock).await?);
+    for (step, resource, token, mutation) in [
+        ("holder 2 takes 2", "sku-1", 2, take(2)),
+        ("holder 1 wakes up, and takes 1", "sku-1", 1, take(1)),
+        ("holder 3 takes 100", "sku-1", 3, take(100)),
+        ("holder 3 takes 1 and 100", "sku-1", 3, both),
+        ("holder 3 takes -5", "sku-1", 3, take(-5)),
+        ("holder 3 takes 3", "sku-1", 3, take(3)),
+        ("the holder of sku-2 takes 1", "sku-2", 4, take(1)),
+    ] {
+        let answer = send_post(&url, resource, token, &mutation).await?;
+        println!("{step}: {answer}");
+    }
+    for (step, token, document) in [
+        ("holder 4 takes 1 with GET", Some(4), take(1)),
+        ("holder 4 reads", Some(4), stock("sku-1")),
+        ("holder 4 reads sku-2", Some(4), stock("sku-2")),
+        ("the stock", None, stock("sku-1")),
+    ] {
+        println!("{step}: {}", send_get(&url, token, &document).await?);
+    }
     Ok(())
 }
 
@@ -239,6 +218,10 @@ fn take(quantity: i64) -> String {
 
 fn field(quantity: i64) -> String {
     format!(r#"take(sku: "sku-1", quantity: {quantity})"#)
+}
+
+fn stock(sku: &str) -> String {
+    format!(r#"{{ stock(sku: "{sku}") }}"#)
 }
 
 /// Sends a document with POST and a token of `resource`, and returns the response.

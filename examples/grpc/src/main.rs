@@ -187,29 +187,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let channel = Channel::from_shared(url)?.connect().await?;
     let mut client = StockClient::new(channel.clone());
-    let sku = "sku-1";
-    println!("holder 2 takes 2: {}", take(&mut client, sku, 2, 2).await?);
-    println!(
-        "holder 1 wakes up, and takes 1: {}",
-        take(&mut client, sku, 1, 1).await?
-    );
-    println!(
-        "holder 3 takes 100: {}",
-        take(&mut client, sku, 3, 100).await?
-    );
-    println!(
-        "holder 3 takes -5: {}",
-        take(&mut client, sku, 3, -5).await?
-    );
-    println!("holder 3 takes 3: {}", take(&mut client, sku, 3, 3).await?);
-    println!(
-        "the holder of sku-2 takes 1: {}",
-        take(&mut client, "sku-2", 4, 1).await?
-    );
-    println!(
-        "holder 4 takes 1 with GET: {}",
-        take_with_get(channel, 4).await?
-    );
+    for (step, resource, token, quantity) in [
+        ("holder 2 takes 2", "sku-1", 2, 2),
+        ("holder 1 wakes up, and takes 1", "sku-1", 1, 1),
+        ("holder 3 takes 100", "sku-1", 3, 100),
+        ("holder 3 takes -5", "sku-1", 3, -5),
+        ("holder 3 takes 3", "sku-1", 3, 3),
+        ("the holder of sku-2 takes 1", "sku-2", 4, 1),
+    ] {
+        let answer = take(&mut client, resource, token, quantity).await?;
+        println!("{step}: {answer}");
+    }
+    let answer = take_with_get(channel, 4).await?;
+    println!("holder 4 takes 1 with GET: {answer}");
     let stock: i64 = sqlx::query_scalar("SELECT n FROM stock")
         .fetch_one(&pool)
         .await?;
