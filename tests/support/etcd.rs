@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
@@ -12,7 +12,9 @@ use tempfile::TempDir;
 use tower_fence::{epochs::Epochs, lease::LeaseError};
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
-use super::{certificates::Certificates, eventually, http::client, ports::free_port};
+use super::{
+    certificates::Certificates, eventually, http::client, ports::free_port, process::Process,
+};
 
 const ROOT_PASSWORD: &str = "the root's";
 
@@ -43,7 +45,7 @@ struct Node {
     name: String,
     port: u16,
     peer_port: u16,
-    child: Option<Child>,
+    process: Option<Process>,
 }
 
 impl EtcdCluster {
@@ -63,7 +65,7 @@ impl EtcdCluster {
                 name: format!("node-{n}"),
                 port: free_port(),
                 peer_port: free_port(),
-                child: None,
+                process: None,
             };
             let mut cluster = Self {
                 nodes: (0..count).map(node).collect(),
@@ -78,7 +80,8 @@ impl EtcdCluster {
             };
             cluster.start_all();
             tokio::time::sleep(Duration::from_millis(300)).await;
-            if cluster.nodes.iter_mut().all(Node::runs) {
+            let mut nodes = cluster.nodes.iter_mut();
+            if nodes.all(|node| node.process.as_mut().is_some_and(Process::runs)) {
                 cluster.is_up().await;
                 return cluster;
             }
@@ -123,10 +126,11 @@ impl EtcdCluster {
     }
 
     pub fn start_node(&mut self, n: usize) {
-        assert!(self.nodes[n].child.is_none(), "the node is already running");
         let node = &self.nodes[n];
+        assert!(node.process.is_none(), "the node is already running");
         let (client, peer) = (self.client_url(node.port), url(node.peer_port));
-        let child = Command::new("etcd")
+        let mut command = Command::new("etcd");
+        command
             .args(["--name", &node.name, "--data-dir", &node.name])
             .args([
                 "--listen-client-urls",
@@ -150,13 +154,8 @@ impl EtcdCluster {
                 "--log-level",
                 "fatal",
             ])
-            .args(self.tls.iter().flat_map(Certificates::etcd_arguments))
-            .current_dir(self.folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        self.nodes[n].child = Some(child.expect("etcd is not installed: use tests/run"));
+            .args(self.tls.iter().flat_map(Certificates::etcd_arguments));
+        self.nodes[n].process = Some(Process::run_in(self.folder.path(), command));
     }
 
     /// Waits until the cluster answers a read that needs a majority.
@@ -171,20 +170,17 @@ impl EtcdCluster {
     }
 
     pub fn kill(&mut self, n: usize) {
-        self.nodes[n].kill();
+        self.nodes[n].process = None;
     }
 
     pub fn kill_all(&mut self) {
-        self.nodes.iter_mut().for_each(Node::kill);
+        self.nodes.iter_mut().for_each(|node| node.process = None);
     }
 
     /// Sends a signal to a node: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, n: usize, signal: &str) {
-        let child = self.nodes[n]
-            .child
-            .as_ref()
-            .expect("the node is not running");
-        super::process::send_signal(child.id(), signal);
+        let process = self.nodes[n].process.as_ref();
+        process.expect("the node is not running").signal(signal);
     }
 
     /// Returns the leader, after an election if there is none.
@@ -390,26 +386,6 @@ impl EtcdCluster {
     fn members(&self) -> String {
         let member = |node: &Node| format!("{}={}", node.name, url(node.peer_port));
         self.nodes.iter().map(member).collect::<Vec<_>>().join(",")
-    }
-}
-
-impl Node {
-    fn runs(&mut self) -> bool {
-        let child = self.child.as_mut();
-        child.is_some_and(|child| child.try_wait().unwrap().is_none())
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-}
-
-impl Drop for EtcdCluster {
-    fn drop(&mut self) {
-        self.kill_all();
     }
 }
 

@@ -1,12 +1,6 @@
 //! Third-party lock servers that only one test uses, and programs that hold their locks.
 
-use std::{
-    collections::HashMap,
-    fs,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use tempfile::TempDir;
 use tokio::{
@@ -18,14 +12,14 @@ use tokio::{
 use super::{
     etcd::EtcdCluster,
     ports::free_port,
-    process::{Process, python, send_signal},
+    process::{Process, family, python, send_signal, try_signal},
 };
 
 /// A ZooKeeper ensemble of one server, which elects itself as the leader at each start.
 pub struct ZooKeeper {
+    process: Option<Process>,
     port: u16,
     folder: TempDir,
-    child: Option<Child>,
 }
 
 impl ZooKeeper {
@@ -41,11 +35,10 @@ impl ZooKeeper {
                 data.display()
             );
             fs::write(folder.path().join("zoo.cfg"), config).unwrap();
-            let child = None;
             let mut server = Self {
+                process: None,
                 port,
                 folder,
-                child,
             };
             server.forget();
             if server.try_start().await {
@@ -56,20 +49,16 @@ impl ZooKeeper {
     }
 
     async fn try_start(&mut self) -> bool {
-        let child = Command::new("java")
+        let mut command = Command::new("java");
+        command
             .args(["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
             .args(["-cp", "/usr/share/java/zookeeper.jar"])
             .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
-            .arg(self.folder.path().join("zoo.cfg"))
-            .current_dir(self.folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        self.child = Some(child.expect("java is not installed: use tests/run"));
+            .arg(self.folder.path().join("zoo.cfg"));
+        self.process = Some(Process::run_in(self.folder.path(), command));
         for _ in 0..1_000 {
             // The server exits if another process has taken one of its ports.
-            if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
+            if !self.process.as_mut().unwrap().runs() {
                 break;
             }
             if self.zxid().await.is_some() {
@@ -101,10 +90,7 @@ impl ZooKeeper {
     }
 
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        self.process = None;
     }
 
     /// Restarts the server with its data.
@@ -144,12 +130,6 @@ impl ZooKeeper {
             .env("INVENTORY_URL", inventory)
             .env("THINKING", thinking.to_string());
         Holder(Process::run(command))
-    }
-}
-
-impl Drop for ZooKeeper {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 
@@ -252,36 +232,7 @@ impl Holder {
 impl Drop for Holder {
     fn drop(&mut self) {
         for pid in family(self.0.id()).into_iter().skip(1) {
-            let _ = Command::new("kill")
-                .args(["-KILL", &pid.to_string()])
-                .status();
+            try_signal(pid, "-KILL");
         }
     }
-}
-
-/// Returns a process and all its descendants, parents first.
-fn family(eldest: u32) -> Vec<u32> {
-    let parents = fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter_map(|entry| {
-            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            Some((pid, parent(&entry.path())?))
-        });
-    let parents: HashMap<u32, u32> = parents.collect();
-    let mut family = vec![eldest];
-    let mut at = 0;
-    while let Some(&one) = family.get(at) {
-        let children = parents.iter().filter(|(_, parent)| **parent == one);
-        family.extend(children.map(|(pid, _)| *pid));
-        at += 1;
-    }
-    family
-}
-
-fn parent(process: &Path) -> Option<u32> {
-    let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // The name is followed by the state and the parent.
-    let (_, behind) = stat.rsplit_once(") ")?;
-    behind.split(' ').nth(1)?.parse().ok()
 }

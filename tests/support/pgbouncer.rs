@@ -5,18 +5,18 @@ use std::{
     net::SocketAddr,
     os::unix::{fs::chown, process::CommandExt},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
 };
 
 use reqwest::Url;
 use tempfile::TempDir;
 
-use super::{ports::free_port, postgres::unprivileged, process::send_signal};
+use super::{ports::free_port, postgres::unprivileged, process::Process};
 
 pub struct PgBouncer {
+    process: Process,
     port: u16,
     folder: TempDir,
-    child: Child,
     url: Url,
 }
 
@@ -52,11 +52,10 @@ impl PgBouncer {
             }
         }
         url.set_port(Some(port)).unwrap();
-        let child = run(folder.path());
         let this = Self {
+            process: run(folder.path()),
             port,
             folder,
-            child,
             url,
         };
         this.is_ready().await;
@@ -69,13 +68,12 @@ impl PgBouncer {
     }
 
     pub fn signal(&self, signal: &str) {
-        send_signal(self.child.id(), signal);
+        self.process.signal(signal);
     }
 
     pub async fn restart(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        self.child = run(self.folder.path());
+        self.process.kill();
+        self.process = run(self.folder.path());
         self.is_ready().await;
     }
 
@@ -88,14 +86,7 @@ impl PgBouncer {
     }
 }
 
-impl Drop for PgBouncer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn run(folder: &Path) -> Child {
+fn run(folder: &Path) -> Process {
     let debian = Path::new("/usr/sbin/pgbouncer");
     let program = if debian.exists() {
         debian
@@ -103,15 +94,9 @@ fn run(folder: &Path) -> Child {
         Path::new("pgbouncer")
     };
     let mut command = Command::new(program);
-    command.args(["-q", "pgbouncer.ini"]).current_dir(folder);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    command.args(["-q", "pgbouncer.ini"]);
     if let Some((user, group)) = unprivileged() {
         command.uid(user).gid(group);
     }
-    command
-        .spawn()
-        .expect("pgbouncer is not installed: use tests/run")
+    Process::run_in(folder, command)
 }

@@ -16,7 +16,7 @@ use std::{
 use sqlx::{Connection, PgConnection};
 use tempfile::TempDir;
 
-use super::ports::free_port;
+use super::{ports::free_port, process::try_signal};
 
 /// A server with its own data folder, which runs until it is dropped. By default, the server
 /// confirms a COMMIT only when the data is on disk.
@@ -134,6 +134,11 @@ impl PostgresServer {
         format!("postgres://tests:{password}@127.0.0.1:{port}/{database}")
     }
 
+    /// Connects to the database `postgres`.
+    pub async fn connect(&self) -> PgConnection {
+        PgConnection::connect(&self.url("postgres")).await.unwrap()
+    }
+
     /// Stops the server immediately, as a crash would. The server writes nothing else to disk.
     pub async fn crash(&mut self) {
         // Rarely, a server does not end although it has killed all of its processes.
@@ -216,7 +221,7 @@ impl PostgresServer {
     async fn end(&mut self, signals: &[&str]) {
         let mut child = self.child.take().expect("the server is not running");
         for signal in signals {
-            send(&child, signal);
+            try_signal(child.id(), signal);
             for _ in 0..3_000 {
                 if child.try_wait().unwrap().is_some() {
                     return;
@@ -259,19 +264,12 @@ impl PostgresServer {
 impl Drop for PostgresServer {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            send(&child, "-QUIT");
+            try_signal(child.id(), "-QUIT");
             // The wait is bounded: if a child process hangs, the server kills it after five
             // seconds.
             let _ = child.wait();
         }
     }
-}
-
-/// Sends a signal with the command `kill`. std can send only SIGKILL, which would leave the child
-/// processes running.
-fn send(child: &Child, signal: &str) {
-    let pid = child.id().to_string();
-    let _ = Command::new("kill").args([signal, &pid]).status();
 }
 
 /// Returns the folder of the programs of the newest installed Postgres. Debian does not have them

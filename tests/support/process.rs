@@ -1,6 +1,7 @@
 //! The examples and other programs, in separate processes.
 
 use std::{
+    fs,
     io::Read,
     ops::{Deref, DerefMut},
     path::{Path, PathBuf},
@@ -18,27 +19,56 @@ use super::{
     http::{Answer, client},
 };
 
+/// Sends a signal. Returns false if the process has ended.
+///
+/// std can send only SIGKILL.
+pub fn try_signal(pid: u32, signal: &str) -> bool {
+    let sent = Command::new("kill")
+        .args([signal, &pid.to_string()])
+        .output();
+    sent.unwrap().status.success()
+}
+
 /// Sends a signal. After `-STOP`, waits until all threads of the process have stopped, because a
 /// thread may stop long after the signal on a busy machine.
 pub fn send_signal(pid: u32, signal: &str) {
-    let id = pid.to_string();
-    let status = Command::new("kill").args([signal, &id]).status().unwrap();
-    assert!(status.success());
+    assert!(try_signal(pid, signal), "{pid} has ended");
     while signal == "-STOP" && !stands_still(pid) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 fn stands_still(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    threads.flatten().all(|thread| {
-        let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else {
-            return true;
-        };
-        // The state follows the name, which may contain any characters.
-        let (_, behind) = stat.rsplit_once(") ").unwrap();
-        behind.starts_with('T')
-    })
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut threads = threads.flatten();
+    threads.all(|thread| stat(&thread.path()).is_none_or(|fields| fields[0] == "T"))
+}
+
+/// Returns the fields in the file `stat` of a process or a thread after its name, which may contain
+/// any characters. The first two fields are the state and the parent.
+pub fn stat(folder: &Path) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(folder.join("stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    Some(fields.split(' ').map(str::to_owned).collect())
+}
+
+/// Returns a process and all its descendants, parents first. Without `/proc`, it returns the process
+/// alone.
+pub fn family(eldest: u32) -> Vec<u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let parents = all.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, stat(&entry.path())?.get(1)?.parse().ok()?))
+    });
+    let parents: Vec<(u32, u32)> = parents.collect();
+    let mut family = vec![eldest];
+    let mut at = 0;
+    while let Some(&one) = family.get(at) {
+        let children = parents.iter().filter(|(_, parent)| *parent == one);
+        family.extend(children.map(|(pid, _)| pid));
+        at += 1;
+    }
+    family
 }
 
 /// A running process, which is killed on drop.
@@ -83,7 +113,7 @@ impl Process {
             .stdout(stdout.reopen().unwrap())
             .stderr(log.reopen().unwrap())
             .spawn()
-            .unwrap();
+            .unwrap_or_else(|error| panic!("{error}: {command:?}: use tests/run"));
         Self { child, log, stdout }
     }
 
@@ -104,11 +134,14 @@ impl Process {
             if self.stdout().matches(text).count() >= times {
                 return;
             }
-            let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none(), "the process has ended: {}", self.log());
+            assert!(self.runs(), "the process has ended: {}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         panic!("never printed {text:?}: {}{}", self.stdout(), self.log());
+    }
+
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     pub fn id(&self) -> u32 {
@@ -130,21 +163,19 @@ impl Process {
     }
 
     pub async fn exit(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + super::PATIENCE;
-        while Instant::now() < deadline {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("the process did not exit: {}", self.log());
+        let exited = timeout(super::PATIENCE, self.ends()).await;
+        exited.unwrap_or_else(|_| panic!("the process did not exit: {}", self.log()))
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 

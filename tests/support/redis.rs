@@ -1,10 +1,6 @@
 //! Redis: shared servers, and servers that a test can stop and flush.
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-};
+use std::{net::SocketAddr, path::PathBuf, process::Command};
 
 use redis::{AsyncConnectionConfig, RedisResult, aio::MultiplexedConnection};
 use sqlx::Sqlite;
@@ -15,6 +11,7 @@ use super::{
     PATIENCE,
     database::{Fresh, TestDatabase},
     ports::free_port,
+    process::Process,
 };
 
 /// Opens a connection to a server. By default, the client waits only half a second for an answer,
@@ -90,12 +87,12 @@ pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
 
 /// A server that only this test uses.
 pub struct RedisServer {
+    process: Option<Process>,
     port: u16,
     cluster_port: u16,
     folder: TempDir,
     options: Vec<String>,
     variables: Vec<(String, String)>,
-    child: Option<Child>,
 }
 
 impl RedisServer {
@@ -110,12 +107,12 @@ impl RedisServer {
         for _ in 0..10 {
             let port = free_port();
             let mut server = Self {
+                process: None,
                 port,
                 cluster_port: free_port(),
                 folder: tempfile::tempdir().unwrap(),
                 options: options.iter().map(|option| (*option).to_owned()).collect(),
                 variables: variables.iter().map(owned).collect(),
-                child: None,
             };
             if server.try_start().await {
                 return server;
@@ -156,23 +153,18 @@ impl RedisServer {
     }
 
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        self.process = None;
     }
 
     /// Sends a signal to the server: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, signal: &str) {
-        super::process::send_signal(
-            self.child.as_ref().expect("the server is not running").id(),
-            signal,
-        );
+        let process = self.process.as_ref();
+        process.expect("the server is not running").signal(signal);
     }
 
     /// Starts the server again, on the same port and in the same folder.
     pub async fn start_again(&mut self) {
-        assert!(self.child.is_none(), "the server is already running");
+        assert!(self.process.is_none(), "the server is already running");
         assert!(self.try_start().await, "redis-server did not start again");
     }
 
@@ -199,20 +191,18 @@ impl RedisServer {
             .iter()
             .any(|option| option == "--cluster-enabled");
         let cluster = in_cluster.then_some(["--cluster-port", &cluster_port]);
-        let child = Command::new("redis-server")
+        let mut command = Command::new("redis-server");
+        command
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(["--logfile", "redis.log", "--save", ""])
             .args(cluster.into_iter().flatten())
             .args(&self.options)
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .current_dir(self.folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn();
-        self.child = Some(child.expect("redis-server is not installed: use tests/run"));
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let process = Process::run_in(self.folder.path(), command);
+        let process = self.process.insert(process);
         for _ in 0..500 {
-            if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
-                self.child = None;
+            if !process.runs() {
+                self.process = None;
                 return false;
             }
             // Another server may have taken the port and may answer on it, so only the log shows
@@ -229,9 +219,9 @@ impl RedisServer {
 
 /// A single sentinel that watches one master.
 pub struct Sentinel {
+    _process: Process,
     port: u16,
     _folder: TempDir,
-    child: Child,
 }
 
 impl Sentinel {
@@ -255,34 +245,17 @@ impl Sentinel {
             lines.join("\n"),
         );
         std::fs::write(&file, config).unwrap();
-        let child = Command::new("redis-server")
-            .arg(&file)
-            .arg("--sentinel")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn();
+        let mut command = Command::new("redis-server");
+        command.arg(&file).arg("--sentinel");
         Self {
+            _process: Process::run_in(folder.path(), command),
             port,
             _folder: folder,
-            child: child.expect("redis-server is not installed: use tests/run"),
         }
     }
 
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Sentinel {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for RedisServer {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Postgres at a fixed address, which stays the same after a failover to another server.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
@@ -10,7 +10,7 @@ use crate::{
     history::{Failover, now},
     support::{
         postgres::PostgresServer,
-        process::send_signal,
+        process::{family, send_signal, try_signal},
         proxy::{Link, Proxy},
         standby::{Replication, Standby},
         wall_clock::{is_wrong, off_by},
@@ -48,8 +48,7 @@ impl Database {
 
     /// Connects directly to the server, not through the address that faults disturb.
     pub async fn connect(&self) -> PgConnection {
-        let url = self.primary.url("postgres");
-        PgConnection::connect(&url).await.unwrap()
+        self.primary.connect().await
     }
 
     pub fn url(&self, address: &Proxy) -> String {
@@ -121,10 +120,7 @@ impl Database {
         let processes = self.processes();
         let backends: Vec<_> = processes.into_iter().filter(|pid| serves(*pid)).collect();
         let pid = *backends.get(choice % backends.len().max(1))?;
-        let sent = Command::new("kill")
-            .args([signal, &pid.to_string()])
-            .status();
-        sent.is_ok_and(|status| status.success()).then_some(pid)
+        try_signal(pid, signal).then_some(pid)
     }
 
     /// Prevents files from growing for this time. A server that cannot write its log shuts down.
@@ -196,35 +192,19 @@ impl Database {
 
     /// Returns the processes of the server, with the main process first.
     fn processes(&self) -> Vec<u32> {
-        let server = self.primary.id();
-        let mut processes = vec![server];
-        let all = fs::read_dir("/proc").unwrap().flatten();
-        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        processes.extend(all.filter(|pid| parent(*pid) == Some(server)));
-        processes
+        family(self.primary.id())
     }
 
     fn signal(&self, processes: &[u32], signal: &str) {
-        for pid in processes {
-            // A process that serves a connection may have ended.
-            if fs::exists(format!("/proc/{pid}/task")).unwrap_or(false) {
-                match *pid == self.primary.id() {
-                    true => send_signal(*pid, signal),
-                    false => drop(
-                        Command::new("kill")
-                            .args([signal, &pid.to_string()])
-                            .output(),
-                    ),
-                }
+        for &pid in processes {
+            if pid == self.primary.id() {
+                send_signal(pid, signal);
+            } else {
+                // A process that serves a connection may have ended.
+                try_signal(pid, signal);
             }
         }
     }
-}
-
-fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, behind) = stat.rsplit_once(") ")?;
-    behind.split(' ').nth(1)?.parse().ok()
 }
 
 /// Whether a process serves a TCP connection. If so, its title contains the address of the client.
