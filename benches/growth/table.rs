@@ -115,9 +115,7 @@ impl Table {
     }
 
     async fn empty(server: &PostgresServer, name: &str, options: &Options) -> Self {
-        let mut conn = PgConnection::connect(&server.url("postgres"))
-            .await
-            .expect("postgres answers");
+        let mut conn = server.connect().await;
         let create = AssertSqlSafe(format!("CREATE DATABASE {name}"));
         let created = sqlx::raw_sql(create).execute(&mut conn).await;
         created.expect("a database");

@@ -10,7 +10,7 @@ use tower_fence::{
 
 use super::postgres_crash::lazy_server;
 use crate::support::{
-    database::TestDatabase,
+    database::{TestDatabase, read},
     eventually,
     functions::{acquire, release, renew},
     lease::{LONG, grant, renew_for, sku},
@@ -113,10 +113,7 @@ async fn functions_do_not_change_the_callers_synchronous_commit() {
         let set = format!("SET LOCAL synchronous_commit = {setting}");
         Postgres::run(&mut tx, &set).await;
         let check = async |conn: &mut PgConnection| {
-            let now: String = sqlx::query_scalar("SHOW synchronous_commit")
-                .fetch_one(conn)
-                .await
-                .unwrap();
+            let now: String = read(conn, "SHOW synchronous_commit").await;
             assert_eq!(now, setting);
         };
         let lease = acquire(&mut tx, "sku-1", "60 s").await.unwrap();

@@ -63,9 +63,7 @@ async fn url_without_a_user_uses_the_user_of_the_process() {
     let postgres = PostgresServer::start_with_files(&[trust], &[]).await;
     let user = Command::new("id").arg("-un").output().unwrap().stdout;
     let user = String::from_utf8(user).unwrap().trim().to_owned();
-    let mut conn = PgConnection::connect(&postgres.url("postgres"))
-        .await
-        .unwrap();
+    let mut conn = postgres.connect().await;
     let create = format!("CREATE ROLE \"{user}\" SUPERUSER LOGIN");
     Postgres::run(&mut conn, &create).await;
     let url = format!("postgres://{}/postgres", postgres.addr());

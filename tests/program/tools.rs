@@ -9,6 +9,7 @@ use super::program::{
 use crate::support::{
     database::TestDatabase,
     eventually,
+    functions::{self, Refused, is_refused},
     http::Answer,
     postgres::PostgresServer,
     process::psql,
@@ -16,19 +17,9 @@ use crate::support::{
 };
 
 /// Admits a token, as any program would.
-async fn admit(url: &str, token: i64) -> Result<(), String> {
+async fn admit(url: &str, token: i64) -> Result<i64, Refused> {
     let mut conn = PgConnection::connect(url).await.unwrap();
-    let sql = format!("SELECT tower_fence.admit('sku-1', {token})");
-    let admitted = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await;
-    let code = |error: sqlx::Error| {
-        error
-            .as_database_error()
-            .unwrap()
-            .code()
-            .unwrap()
-            .into_owned()
-    };
-    admitted.map(drop).map_err(code)
+    functions::admit(&mut conn, "sku-1", token).await
 }
 
 #[tokio::test]
@@ -45,7 +36,7 @@ async fn migrate_creates_the_tables_and_then_reports_them_current() {
         );
     }
     admit(&url, 7).await.unwrap();
-    assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
+    is_refused(admit(&url, 6).await, "TF412");
     // The tables are created in a separate schema. The URL is in a file, and then in the variable
     // `DATABASE_URL`, which many clients read.
     let mut conn = PgConnection::connect(&url).await.unwrap();
@@ -73,7 +64,7 @@ async fn printed_schema_creates_a_working_fence() {
     command.args(["-v", "ON_ERROR_STOP=1", "-f", path(&sql)]);
     ended(command).await.is(0);
     admit(&url, 7).await.unwrap();
-    assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
+    is_refused(admit(&url, 6).await, "TF412");
     // A server starts on this schema, and `migrate` has nothing to do.
     run_on(&url, &["migrate"]).await.is(0);
     let server = Served::start(&url, &[]).await;
@@ -247,7 +238,7 @@ async fn fence_with_a_forged_token_is_reset() {
     let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
     assert_eq!(Answer::to(release).await.status, 204);
     admit(&db.url, 999_999_999_999_999).await.unwrap();
-    assert_eq!(admit(&db.url, granted).await.unwrap_err(), "TF412");
+    is_refused(admit(&db.url, granted).await, "TF412");
     let to = granted.to_string();
 
     // There is no terminal for the question, so nothing changes.

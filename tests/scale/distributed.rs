@@ -12,6 +12,7 @@ use tower_fence::{
 
 use crate::support::{
     citus::{Cluster, STOCK},
+    database::{TestDatabase, read},
     eventually,
     standby::execute,
 };
@@ -307,17 +308,12 @@ async fn fence_from_before_citus_is_blocked_on_the_workers() {
         is_stale(take(&fence, &resource(number), 7).await, 7, 7);
     }
     for worker in &cluster.workers {
-        let mut conn = PgConnection::connect(&worker.url("postgres"))
-            .await
-            .unwrap();
+        let mut conn = worker.connect().await;
         let open: String = sqlx::query_scalar(OPEN).fetch_one(&mut conn).await.unwrap();
         assert_eq!(open, "");
         let admits = "SELECT has_function_privilege('writer', \
              'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)', 'EXECUTE')";
-        let admits: bool = sqlx::query_scalar(admits)
-            .fetch_one(&mut conn)
-            .await
-            .unwrap();
+        let admits: bool = read(&mut conn, admits).await;
         assert!(admits);
     }
 }
@@ -359,10 +355,7 @@ async fn an_idempotency_key_commits_with_the_write() {
                 .unwrap();
             assert!(stored);
         }
-        sqlx::raw_sql(AssertSqlSafe(end.to_owned()))
-            .execute(&mut conn)
-            .await
-            .unwrap();
+        sqlx::Postgres::run(&mut conn, end).await;
     }
     let left = "SELECT n FROM inventory WHERE sku = 'sku-1'";
     assert_eq!(cluster.read::<i64>(left).await, STOCK - 2);

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::support::{
     citus::Cluster,
+    database::TestDatabase,
     standby::{Replication, Standby},
 };
 
@@ -121,10 +122,7 @@ async fn refusal_names_metadata_that_is_not_synchronized() {
     let mut conn = cluster.connect().await;
     let mut transaction = conn.begin().await.unwrap();
     let unsynchronized = "UPDATE pg_dist_node SET metadatasynced = false";
-    sqlx::query(unsynchronized)
-        .execute(&mut *transaction)
-        .await
-        .unwrap();
+    Postgres::run(&mut transaction, unsynchronized).await;
     let refused = sqlx::query("SELECT tower_fence.admit('sku-1', 1000000001)")
         .execute(&mut *transaction)
         .await

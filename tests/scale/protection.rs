@@ -2,13 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tower_fence::{AdmitError, TokenUse};
 
 use super::distributed::{is_stale, resource, take, token};
 use crate::support::{
     citus::{Cluster, STOCK},
+    database::TestDatabase,
     eventually,
+    functions::execute,
 };
 
 async fn protected() -> Cluster {
@@ -23,11 +25,8 @@ async fn protected() -> Cluster {
 
 /// The SQLSTATE and the message of a refusal.
 async fn refusal(conn: &mut PgConnection, sql: &str) -> (String, String) {
-    let refused = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn);
-    let refused = refused.await.expect_err(sql);
-    let refused = refused.as_database_error().unwrap();
-    let code = refused.code().unwrap_or_default().into_owned();
-    (code, refused.message().to_owned())
+    let refused = execute(conn, sql).await.expect_err(sql);
+    (refused.code, refused.message)
 }
 
 /// Returns a connection to the worker that has the shard of a resource, and the name of the shard.
@@ -38,8 +37,7 @@ async fn shard_of(cluster: &Cluster, sku: &str) -> (PgConnection, String) {
         ))
         .await;
     let worker = &cluster.workers[cluster.worker_of(sku).await];
-    let conn = PgConnection::connect(&worker.url("postgres")).await;
-    (conn.unwrap(), format!("inventory_{shard}"))
+    (worker.connect().await, format!("inventory_{shard}"))
 }
 
 #[tokio::test]
@@ -96,10 +94,7 @@ async fn unadmitted_row_is_refused_on_its_worker() {
         let mut conn = cluster.connect().await;
         let begin = format!("BEGIN; {begin}");
         for statement in begin.split("; ") {
-            sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
-                .execute(&mut conn)
-                .await
-                .unwrap();
+            Postgres::run(&mut conn, statement).await;
         }
         let write = "UPDATE inventory SET n = 0 WHERE sku = 'sku-1'";
         assert_eq!(refusal(&mut conn, write).await.0, "TF428", "{begin}");
@@ -140,7 +135,7 @@ async fn role_whose_only_fence_privilege_is_admit_can_write() {
     let open = "SELECT count(*) FROM pg_proc AS p WHERE p.proname LIKE 'fence\\_guard%' \
          AND has_function_privilege('public', p.oid, 'EXECUTE')";
     for node in cluster.workers.iter().chain([&cluster.coordinator]) {
-        let mut conn = PgConnection::connect(&node.url("postgres")).await.unwrap();
+        let mut conn = node.connect().await;
         let open: i64 = sqlx::query_scalar(open).fetch_one(&mut conn).await.unwrap();
         assert_eq!(open, 0);
     }
@@ -165,10 +160,7 @@ async fn an_owner_writes_without_admissions_while_the_protection_is_off() {
     let (_, message) = refusal(&mut conn, "SELECT tower_fence.bypass('a reason')").await;
     assert_contains!(message, "Call unprotect()");
     let unprotect = "SELECT tower_fence.unprotect('inventory')";
-    sqlx::raw_sql("RESET citus.enable_unsafe_triggers")
-        .execute(&mut conn)
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "RESET citus.enable_unsafe_triggers").await;
     let (_, message) = refusal(&mut conn, unprotect).await;
     assert_contains!(message, "SET citus.enable_unsafe_triggers = on");
 }
@@ -233,8 +225,5 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
         "SET citus.enable_unsafe_triggers = on; SELECT tower_fence.unprotect('inventory')";
     cluster.execute(unprotect).await;
     let (mut on_worker, _) = shard_of(&cluster, "sku-1").await;
-    sqlx::raw_sql(AssertSqlSafe(write))
-        .execute(&mut on_worker)
-        .await
-        .unwrap();
+    Postgres::run(&mut on_worker, &write).await;
 }

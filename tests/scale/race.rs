@@ -21,6 +21,7 @@ use tower_fence::{AdmitError, Fence, TokenUse, fence::CommitError};
 use super::distributed::{resource, token};
 use crate::support::{
     citus::{Cluster, STOCK},
+    database::TestDatabase,
     eventually,
     postgres::PostgresServer,
 };
@@ -221,14 +222,9 @@ async fn settle(cluster: &Cluster) {
             .await;
         let mut left = 0;
         for worker in &cluster.workers {
-            let mut conn = PgConnection::connect(&worker.url("postgres"))
-                .await
-                .unwrap();
+            let mut conn = worker.connect().await;
             let prepared = "SELECT count(*) FROM pg_prepared_xacts";
-            let prepared: i64 = sqlx::query_scalar(prepared)
-                .fetch_one(&mut conn)
-                .await
-                .unwrap();
+            let prepared = Postgres::number(&mut conn, prepared).await.unwrap();
             left += prepared;
             conn.close().await.unwrap();
         }

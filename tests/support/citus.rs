@@ -3,12 +3,13 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, PgPool, Postgres,
+    Connection, PgConnection, PgPool, Postgres,
     postgres::{PgConnectOptions, PgPoolOptions, PgRow},
 };
 use tower_fence::{Fence, FenceBuilder};
 
 use super::{
+    database::{TestDatabase, read},
     eventually,
     postgres::PostgresServer,
     standby::{Standby, execute},
@@ -104,9 +105,7 @@ impl Cluster {
 
     /// Connects to the coordinator.
     pub async fn connect(&self) -> PgConnection {
-        PgConnection::connect(&self.coordinator.url("postgres"))
-            .await
-            .unwrap()
+        self.coordinator.connect().await
     }
 
     pub async fn pool(&self, max_connections: u32) -> PgPool {
@@ -135,9 +134,7 @@ impl Cluster {
     pub async fn try_execute(&self, sql: &str) -> sqlx::Result<()> {
         let mut conn = self.connect().await;
         for statement in sql.split("; ") {
-            sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
-                .execute(&mut conn)
-                .await?;
+            Postgres::execute(&mut conn, statement).await?;
         }
         conn.close().await
     }
@@ -216,10 +213,7 @@ impl Cluster {
         T: Send + Unpin,
     {
         let mut conn = self.connect().await;
-        let (value,) = sqlx::query_as(AssertSqlSafe(sql.to_owned()))
-            .fetch_one(&mut conn)
-            .await
-            .unwrap();
+        let value = read(&mut conn, sql).await;
         conn.close().await.unwrap();
         value
     }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, PgPool, Pool, Postgres, Sqlite,
-    postgres::{PgConnectOptions, PgPoolOptions},
+    AssertSqlSafe, Connection, FromRow, PgConnection, PgExecutor, PgPool, Pool, Postgres, Sqlite,
+    postgres::{PgConnectOptions, PgPoolOptions, PgRow},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
@@ -343,6 +343,16 @@ impl TestDatabase for Sqlite {
     }
 
     statements!("tower_fence_");
+}
+
+/// Reads one value from Postgres.
+pub async fn read<'c, T>(db: impl PgExecutor<'c>, sql: &str) -> T
+where
+    (T,): for<'r> FromRow<'r, PgRow>,
+    T: Send + Unpin,
+{
+    let value = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(db);
+    value.await.unwrap()
 }
 
 /// Checks that a write outside a transaction is immediately visible to another connection.

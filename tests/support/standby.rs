@@ -1,8 +1,9 @@
 //! A standby of a Postgres server, which a test can promote.
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use sqlx::{Connection, Postgres};
 
 use crate::{
+    database::TestDatabase,
     eventually,
     postgres::PostgresServer,
     proxy::{Link, Proxy},
@@ -71,21 +72,15 @@ impl Standby {
 
 /// Runs a statement on the database `postgres`.
 pub async fn execute(server: &PostgresServer, sql: &str) {
-    let mut conn = PgConnection::connect(&server.url("postgres"))
-        .await
-        .unwrap();
-    let sql = AssertSqlSafe(sql.to_owned());
-    sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
+    let mut conn = server.connect().await;
+    Postgres::run(&mut conn, sql).await;
     conn.close().await.unwrap();
 }
 
 /// Reads a number from the database `postgres`.
 pub async fn number(server: &PostgresServer, sql: &str) -> i64 {
-    let mut conn = PgConnection::connect(&server.url("postgres"))
-        .await
-        .unwrap();
-    let sql = AssertSqlSafe(sql.to_owned());
-    let row = sqlx::raw_sql(sql).fetch_one(&mut conn).await.unwrap();
+    let mut conn = server.connect().await;
+    let number = Postgres::number(&mut conn, sql).await.unwrap();
     conn.close().await.unwrap();
-    row.get(0)
+    number
 }

@@ -35,10 +35,7 @@ async fn fences_with_other_schemas_share_no_refusals() {
     // Another write of the first tenant is in progress.
     let open = begin(&red, 10).await;
     let mut tx = begin(&blue, 7).await;
-    sqlx::query("INSERT INTO public.ledger VALUES (7)")
-        .execute(&mut *tx)
-        .await
-        .unwrap();
+    Postgres::run(&mut tx, "INSERT INTO public.ledger VALUES (7)").await;
     tx.commit().await.unwrap();
     drop(open);
 }

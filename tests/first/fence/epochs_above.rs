@@ -61,9 +61,6 @@ async fn missing_epoch_is_not_recorded() {
     let none = "SELECT tower_fence.report_epoch(3::smallint, 0)";
     Postgres::run(&mut conn, none).await;
     let epochs = "SELECT count(*) FROM tower_fence.epochs WHERE epoch > 0";
-    let epochs: i64 = sqlx::query_scalar(epochs)
-        .fetch_one(&mut *conn)
-        .await
-        .unwrap();
+    let epochs = Postgres::number(&mut conn, epochs).await.unwrap();
     assert_eq!(epochs, 0);
 }

@@ -14,7 +14,7 @@ use super::failover::{
     is_on_timeline, was_on_timeline,
 };
 use crate::support::{
-    database::TestDatabase,
+    database::{TestDatabase, read},
     fence::{refuses, sku, token, write},
     functions::admit,
 };
@@ -116,10 +116,7 @@ async fn operator_call_waits_for_the_disk() {
                 let ran = sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await;
                 ran.unwrap();
             }
-            let now: String = sqlx::query_scalar("SHOW synchronous_commit")
-                .fetch_one(&mut *tx)
-                .await
-                .unwrap();
+            let now: String = read(&mut *tx, "SHOW synchronous_commit").await;
             assert_eq!(now, then, "{said} {before}");
         }
     }

@@ -11,7 +11,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, read},
     eventually,
     lease::LONG,
 };
@@ -110,10 +110,7 @@ async fn success_is_committed_on_the_next_connection_too() {
         let mut conns = [pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
         let (ended, left) = if ended_first { (0, 1) } else { (1, 0) };
         let pid = Postgres::number(&mut conns[ended], pid).await.unwrap();
-        sqlx::raw_sql("BEGIN")
-            .execute(&mut *conns[left])
-            .await
-            .unwrap();
+        Postgres::run(&mut conns[left], "BEGIN").await;
         for (n, conn) in (1..).zip(conns) {
             drop(conn);
             eventually!("the connection is back in the pool", pool.num_idle() == n);
@@ -240,10 +237,7 @@ async fn disconnect_is_detected_after_an_open_transaction_has_ended() {
             written.await.unwrap();
             db.execute("DELETE FROM ledger").await;
         }
-        let interval: String = sqlx::query_scalar(interval)
-            .fetch_one(&db.pool)
-            .await
-            .unwrap();
+        let interval: String = read(&db.pool, interval).await;
         assert_eq!(interval, "1s", "{left}");
     }
 }

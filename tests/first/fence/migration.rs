@@ -14,7 +14,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, read},
     eventually,
     functions::{execute, is_refused},
     http::Server,
@@ -100,10 +100,7 @@ async fn search_path_does_not_lead_migrate_to_another_schema() {
          AND tablename IN ('resources', 'migrations')";
     assert_eq!(db.number(made).await, 0);
     // The search path of the pool's sessions is unchanged.
-    let path: String = sqlx::query_scalar("SHOW search_path")
-        .fetch_one(fence.pool())
-        .await
-        .unwrap();
+    let path: String = read(fence.pool(), "SHOW search_path").await;
     assert_eq!(path, "app");
 }
 

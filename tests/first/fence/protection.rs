@@ -9,7 +9,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, read},
     fence::{begin, sku, token},
     functions::{Refused, admit, execute, in_transaction, is_refused},
 };
@@ -45,10 +45,7 @@ pub fn admissions<'a>(resources: impl IntoIterator<Item = &'a str>) -> String {
 
 pub async fn rows(conn: &mut PgConnection, table: &str) -> String {
     let rows = format!("SELECT string_agg(t::text, ' ' ORDER BY t::text) FROM {table} AS t");
-    let rows: Option<String> = sqlx::query_scalar(AssertSqlSafe(rows))
-        .fetch_one(conn)
-        .await
-        .unwrap();
+    let rows: Option<String> = read(conn, &rows).await;
     rows.unwrap_or_default()
 }
 

@@ -2,7 +2,7 @@
 //! have them by default.
 
 use serde_json::json;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use sqlx::{Connection, PgConnection, Postgres};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -376,10 +376,7 @@ async fn fake_guard_of_an_unprivileged_role_is_ignored() {
              AS 'BEGIN RETURN NULL; END'; \
          CREATE TRIGGER fence_guard_x AFTER INSERT ON own EXECUTE FUNCTION pg_temp.fence_guard_x('{{sku}}')"
     );
-    sqlx::raw_sql(AssertSqlSafe(fake))
-        .execute(&mut conn)
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, &fake).await;
     db.fence().check().await.unwrap();
     db.fence().migrate().await.unwrap();
 }

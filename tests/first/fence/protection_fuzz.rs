@@ -7,7 +7,10 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::Postgres;
 
 use super::protection::{admissions, rows, with_tables};
-use crate::support::{database::Fresh, functions::in_transaction};
+use crate::support::{
+    database::{Fresh, read},
+    functions::in_transaction,
+};
 
 const ROUNDS: usize = 300;
 const RESOURCES: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -159,10 +162,7 @@ async fn writes_succeed_only_with_their_admission() {
 async fn test_detects_incomplete_guards() {
     let edit = async |db: &Fresh<Postgres>, guard: &str, old: &str, new: &str| {
         let text = format!("SELECT pg_get_functiondef('fence_guard_{guard}'::regproc)");
-        let text: String = sqlx::query_scalar(sqlx::AssertSqlSafe(text))
-            .fetch_one(&db.pool)
-            .await
-            .unwrap();
+        let text: String = read(&db.pool, &text).await;
         assert_contains!(text, old);
         db.execute(&text.replace(old, new)).await;
     };

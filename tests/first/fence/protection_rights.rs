@@ -3,13 +3,13 @@
 
 use std::process::{Command, Stdio};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use sqlx::Postgres;
 
 use tower_fence::{AdmitError, Fence, Resource, TokenUse};
 
 use super::protection::{admissions, is_unfenced, rows, with_tables};
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, read},
     fence::token,
     functions::{execute, in_transaction, is_refused},
     postgres::{PostgresServer, programs},
@@ -187,9 +187,7 @@ async fn session_in_replica_role_is_refused() {
 #[tokio::test]
 async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     let server = PostgresServer::start(&["fsync=off"]).await;
-    let mut conn = PgConnection::connect(&server.url("postgres"))
-        .await
-        .unwrap();
+    let mut conn = server.connect().await;
     tower_fence::Fence::new(
         sqlx::PgPool::connect(&server.url("postgres"))
             .await
@@ -236,10 +234,7 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
         kept.contains(&("tests".into(), "stock was counted".into())),
         "{kept:?}"
     );
-    let log: String = sqlx::query_scalar("SELECT pg_read_file('../server.log')")
-        .fetch_one(&mut conn)
-        .await
-        .unwrap();
+    let log: String = read(&mut conn, "SELECT pg_read_file('../server.log')").await;
     assert_contains!(
         log,
         "LOG:  tower-fence: tests bypasses protected tables: stock was counted"
@@ -253,10 +248,8 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     )
     .await;
     Postgres::run(&mut conn, bypass).await;
-    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM tower_fence.bypasses")
-        .fetch_one(&mut conn)
-        .await
-        .unwrap();
+    let left = "SELECT count(*) FROM tower_fence.bypasses";
+    let left = Postgres::number(&mut conn, left).await.unwrap();
     assert_eq!(left, 1);
 }
 
@@ -330,11 +323,8 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     // The restored server uses the same transaction ids again.
     assert!(!comes_round(&restored).await);
     for function in ["fence_guard_whole", "tower_fence.is_bypassed"] {
-        let text = AssertSqlSafe(format!("SELECT pg_get_functiondef('{function}'::regproc)"));
-        let text: String = sqlx::query_scalar(text)
-            .fetch_one(&mut *copy)
-            .await
-            .unwrap();
+        let text = format!("SELECT pg_get_functiondef('{function}'::regproc)");
+        let text: String = read(&mut *copy, &text).await;
         let careless = text
             .replace("age(f.xmin) <= 0", "true")
             .replace("age(b.xmin) <= 0", "true");
@@ -364,10 +354,8 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
         ).await;
         loop {
             Postgres::run(&mut conn, "BEGIN").await;
-            let number: i64 = sqlx::query_scalar("SELECT pg_current_xact_id()::text::bigint")
-                .fetch_one(&mut *conn)
-                .await
-                .unwrap();
+            let number = "SELECT pg_current_xact_id()::text::bigint";
+            let number = Postgres::number(&mut conn, number).await.unwrap();
             if number == next {
                 let write = "UPDATE whole SET n = 5 WHERE sku = 'a'";
                 Postgres::run(&mut conn, "SAVEPOINT s").await;

@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 
 use super::protection::{admissions, is_unfenced, rows, with_tables};
 use crate::support::{
-    database::TestDatabase,
+    database::{TestDatabase, read},
     functions::{execute, in_transaction, is_refused},
 };
 
@@ -51,10 +51,7 @@ async fn view_shows_each_guard_and_each_missing_one() {
     let mut conn = db.pool.acquire().await.unwrap();
     let protected = "SELECT string_agg(concat(relation, '.', guard, enabled), ' ' ORDER BY relation::text, guard) \
          FROM tower_fence.protected_tables WHERE pattern = '{sku}' AND missing_columns = '{}'";
-    let protected: String = sqlx::query_scalar(protected)
-        .fetch_one(&mut *conn)
-        .await
-        .unwrap();
+    let protected: String = read(&mut *conn, protected).await;
     assert_eq!(
         protected,
         "part_1.rowsA part_1.truncateA part_2.rowsA part_2.truncateA part_2_1.rowsA part_2_1.truncateA \

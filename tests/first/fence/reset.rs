@@ -11,7 +11,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{TestDatabase, on_both_databases},
+    database::{TestDatabase, on_both_databases, read},
     fence::{sku, token},
     functions::{acquire, release},
 };
@@ -165,10 +165,7 @@ async fn reset_does_not_undo_a_concurrent_announcement() {
         .await;
     let mut announcing = db.pool.begin().await.unwrap();
     let announce = "SELECT outcome FROM tower_fence.announce('sku-1', 900, 'lease', false)";
-    let outcome: String = sqlx::query_scalar(announce)
-        .fetch_one(&mut *announcing)
-        .await
-        .unwrap();
+    let outcome: String = read(&mut *announcing, announce).await;
     assert_eq!(outcome, "announced");
     let fence = db.fence();
     let reset = tokio::spawn(async move { fence.reset(&sku(), token(100)).await });

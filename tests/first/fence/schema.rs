@@ -12,7 +12,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, read},
     fence::{is_stale, sku, token},
     functions::{self, is_refused},
     http::{Answer, Server},
@@ -186,10 +186,7 @@ async fn each_table_and_function_has_a_comment() {
              AND obj_description(p.oid, 'pg_proc') IS NULL), \
          (SELECT string_agg(c.relname, ' ') FROM pg_class AS c WHERE c.relnamespace = 'tower_fence'::regnamespace \
              AND c.relkind IN ('r', 'v') AND c.relname <> 'migrations' AND obj_description(c.oid, 'pg_class') IS NULL))";
-    let without: String = sqlx::query_scalar(without)
-        .fetch_one(&db.pool)
-        .await
-        .unwrap();
+    let without: String = read(&db.pool, without).await;
     assert_eq!(without, "");
 }
 

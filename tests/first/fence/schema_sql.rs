@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Pool, Postgres, Sqlite, sqlite::SqlitePoolOptions};
 use tower_fence::Fence;
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, read},
     fence::{is_stale, write},
     process::{Process, psql},
 };
@@ -64,10 +64,7 @@ async fn script_restores_the_search_path_of_its_transaction() {
         db.fence().schema_sql()
     );
     Postgres::run(&mut tx, &script).await;
-    let path: String = sqlx::query_scalar("SELECT current_setting('search_path')")
-        .fetch_one(&mut *tx)
-        .await
-        .unwrap();
+    let path: String = read(&mut *tx, "SELECT current_setting('search_path')").await;
     assert_eq!(path, "public, pg_temp");
 }
 
@@ -116,10 +113,7 @@ async fn upgrade_by_hand_keeps_privileges_and_the_search_path() {
         "SELECT has_function_privilege('{role}', 'tower_fence.max_token(text)', 'EXECUTE') \
          AND has_table_privilege('{role}', 'tower_fence.resources', 'SELECT')"
     );
-    let kept: bool = sqlx::query_scalar(AssertSqlSafe(kept))
-        .fetch_one(&db.pool)
-        .await
-        .unwrap();
+    let kept: bool = read(&db.pool, &kept).await;
     assert!(kept);
 }
 

@@ -101,10 +101,11 @@ async fn predecessor(db: &Fresh<Postgres>) -> PgFencedTx {
         .begin(&resource(), token(7), reusable)
         .await
         .unwrap();
-    sqlx::raw_sql("INSERT INTO numbers SELECT 1 + count(*) FROM numbers")
-        .execute(&mut *tx)
-        .await
-        .unwrap();
+    Postgres::run(
+        &mut tx,
+        "INSERT INTO numbers SELECT 1 + count(*) FROM numbers",
+    )
+    .await;
     tx
 }
 
@@ -158,10 +159,7 @@ async fn write_after_the_snapshot_is_seen() {
     .unwrap();
     for (form, lost) in [(None, 0), (Some(COMPARES_TOKENS), 1)] {
         let mut gate = db.pool.acquire().await.unwrap();
-        sqlx::query("SELECT pg_advisory_lock(1)")
-            .execute(&mut *gate)
-            .await
-            .unwrap();
+        Postgres::run(&mut gate, "SELECT pg_advisory_lock(1)").await;
         let before = repeated(&db).await;
         let other = Arc::clone(&db);
         let second = tokio::spawn(async move {
@@ -176,10 +174,7 @@ async fn write_after_the_snapshot_is_seen() {
         });
         waits_for_lock(&db, "advisory").await;
         predecessor(&db).await.commit().await.unwrap();
-        sqlx::query("SELECT pg_advisory_unlock(1)")
-            .execute(&mut *gate)
-            .await
-            .unwrap();
+        Postgres::run(&mut gate, "SELECT pg_advisory_unlock(1)").await;
         assert_eq!(second.await.unwrap(), 1);
         assert_eq!(repeated(&db).await - before, lost, "{form:?}");
     }
@@ -194,10 +189,7 @@ async fn write_reads_the_latest_version_of_a_locked_row() {
     let fence = db.fence();
     assert_eq!(write(&fence, decrement).await.unwrap(), [(9,)]);
     let mut application = db.pool.begin().await.unwrap();
-    sqlx::raw_sql("UPDATE stock SET n = n - 5")
-        .execute(&mut *application)
-        .await
-        .unwrap();
+    Postgres::run(&mut application, "UPDATE stock SET n = n - 5").await;
     let waiting = tokio::spawn(async move { write(&fence, decrement).await });
     waits_for_lock(&db, "transactionid").await;
     application.commit().await.unwrap();

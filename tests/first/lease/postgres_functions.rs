@@ -18,7 +18,7 @@ use tower_fence::{
 use crate::{
     contract::json as body_of,
     support::{
-        database::{Fresh, TestDatabase},
+        database::{Fresh, TestDatabase, read},
         functions::{
             acquire, acquire_as, admit, admit_reusable, execute, is_refused, raise, release, renew,
         },
@@ -149,10 +149,7 @@ async fn the_functions_and_the_store_have_the_same_leases() {
     // No table and no view contains the lease id.
     for table in ["tower_fence.leases", "tower_fence.held_leases"] {
         let rows = format!("SELECT string_agg(t::text, '') FROM {table} AS t");
-        let rows: String = sqlx::query_scalar(AssertSqlSafe(rows))
-            .fetch_one(&mut *conn)
-            .await
-            .unwrap();
+        let rows: String = read(&mut *conn, &rows).await;
         assert!(!rows.contains(&drawn.lease_id));
     }
     let columns = "SELECT count(*) FROM information_schema.columns \
@@ -276,10 +273,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
     let members = ["resource", "retry_after_ms"].map(|name| (name, expected[name].clone()));
     assert_eq!(refused.problem, Value::from_iter(members));
     // An exhausted token range.
-    sqlx::query("SELECT tower_fence.break_lease('sku-1')")
-        .execute(&mut *conn)
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "SELECT tower_fence.break_lease('sku-1')").await;
     admit(&mut conn, "sku-1", 999_999_999_999_999)
         .await
         .unwrap();
@@ -317,12 +311,8 @@ async fn drivers_need_neither_intervals_nor_void() {
             .bind(60_000_i64)
             .fetch_one(&mut *conn);
         let code = |error: sqlx::Error| {
-            error
-                .as_database_error()
-                .unwrap()
-                .code()
-                .unwrap()
-                .into_owned()
+            let code = error.as_database_error().unwrap().code();
+            code.unwrap().into_owned()
         };
         lease.await.map_err(code)
     };

@@ -14,7 +14,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE,
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, read},
     eventually,
     fence::{begin, refuses, token, write},
     functions::{self, acquire, acquire_as, admit, is_refused, release, renew},
@@ -92,10 +92,7 @@ async fn above_read_committed_no_lease_is_changed() {
     execute(&mut conn, "ROLLBACK").await;
     drop(conn);
     // The store sets the isolation level that it needs, whatever the default of the sessions is.
-    let name: String = sqlx::query_scalar("SELECT current_database()::text")
-        .fetch_one(&db.pool)
-        .await
-        .unwrap();
+    let name: String = read(&db.pool, "SELECT current_database()::text").await;
     db.execute(&format!(
         "ALTER DATABASE {name} SET default_transaction_isolation = serializable"
     ))

@@ -132,16 +132,10 @@ async fn listener_that_registers_during_a_sweep_is_kept() {
     db.execute(waiters_of_ended_listeners).await;
     let mut sweep = db.pool.begin().await.unwrap();
     let removed = "SELECT tower_fence.lease_sweep()";
-    let removed: i64 = sqlx::query_scalar(removed)
-        .fetch_one(&mut *sweep)
-        .await
-        .unwrap();
+    let removed = Postgres::number(&mut sweep, removed).await.unwrap();
     assert_eq!(removed, 0, "the queues have no row");
     let _alive = listener_7(&db).await;
-    sqlx::raw_sql("SELECT tower_fence.lease_sweep()")
-        .execute(&mut *sweep)
-        .await
-        .unwrap();
+    Postgres::run(&mut sweep, "SELECT tower_fence.lease_sweep()").await;
     sweep.commit().await.unwrap();
     let listeners = "SELECT sum(listener)::bigint FROM tower_fence.listeners";
     assert_eq!(db.number(listeners).await, 7);

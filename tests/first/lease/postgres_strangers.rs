@@ -26,7 +26,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE, SOON,
-    database::{Fresh, TestDatabase, WAITING_FOR_LOCK},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, read},
     eventually,
     functions::{acquire_as, admit},
     lease::{LONG, grant, granted, sku, wait},
@@ -62,10 +62,7 @@ async fn other_roles_cannot_learn_the_channel_of_a_listener() {
     let stranger = db.role("").await;
     let mut conn = stranger.connect().await;
     let visible = "SELECT concat((SELECT json_agg(l) FROM pg_locks AS l), (SELECT json_agg(a) FROM pg_stat_activity AS a))";
-    let visible: String = sqlx::query_scalar(visible)
-        .fetch_one(&mut conn)
-        .await
-        .unwrap();
+    let visible: String = read(&mut conn, visible).await;
     let halves = [listener >> 32 & 0xffff_ffff, listener & 0xffff_ffff];
     for number in [
         format!("{listener:x}"),
