@@ -116,7 +116,7 @@ async fn silent_connection_frees_its_pool_slot() {
     let silent = Arc::new(AtomicBool::new(false));
     let opened = AtomicUsize::new(0);
     let falls_silent = Arc::clone(&silent);
-    let proxy = Proxy::judging(db.addr(), move || {
+    let proxy = Proxy::judging_each(db.addr(), move || {
         let is_first = opened.fetch_add(1, SeqCst) == 0;
         let silent = Arc::clone(&falls_silent);
         move |_: Sender, _: &[u8]| Passage::Dropped.when(is_first && silent.load(SeqCst))

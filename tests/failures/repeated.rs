@@ -48,7 +48,7 @@ type Cuts = Arc<[AtomicU64; 4]>;
 async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
     let cuts = Cuts::default();
     let counting = cuts.clone();
-    let proxy = Proxy::judging(server, move || {
+    let proxy = Proxy::judging_each(server, move || {
         let (cuts, place) = (counting.clone(), rand::random_range(0..5));
         move |sender, message: &[u8]| {
             let half = || Passage::CutAfter(rand::random_range(1..message.len()));
@@ -76,15 +76,12 @@ async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
 async fn cut_messages(server: SocketAddr, one_in: u32) -> (Proxy, Arc<AtomicU64>) {
     let cuts = Arc::<AtomicU64>::default();
     let counting = cuts.clone();
-    let proxy = Proxy::judging(server, move || {
-        let cuts = counting.clone();
-        move |_, _: &[u8]| {
-            if rand::random_ratio(1, one_in) {
-                cuts.fetch_add(1, Relaxed);
-                return Passage::CutAfter(0);
-            }
-            Passage::Whole
+    let proxy = Proxy::judging(server, move |_, _| {
+        if rand::random_ratio(1, one_in) {
+            counting.fetch_add(1, Relaxed);
+            return Passage::CutAfter(0);
         }
+        Passage::Whole
     });
     (proxy.await, cuts)
 }

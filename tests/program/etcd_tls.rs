@@ -34,12 +34,9 @@ async fn overheard(cluster: &EtcdCluster, text: &'static str) -> (Proxy, String,
     let seen = Arc::new(AtomicBool::new(false));
     let proxy = Proxy::judging(cluster.addr(), {
         let seen = Arc::clone(&seen);
-        move || {
-            let seen = Arc::clone(&seen);
-            move |_, message: &[u8]| {
-                seen.fetch_or(contains(message, text), SeqCst);
-                Passage::Whole
-            }
+        move |_, message| {
+            seen.fetch_or(contains(message, text), SeqCst);
+            Passage::Whole
         }
     })
     .await;

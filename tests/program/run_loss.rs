@@ -7,7 +7,7 @@ use super::{
 use crate::support::{
     eventually,
     process::built,
-    proxy::{Passage, Proxy, Sender},
+    proxy::{Passage, Proxy},
 };
 
 #[tokio::test]
@@ -82,8 +82,8 @@ async fn command_that_lost_its_lease_is_reported_as_failed() {
     let (_db, server) = serving().await;
     let script = format!("'{}' break sku-1", built("tower-fence").display());
     // If the last renewal gets no answer, the release shows the loss.
-    let proxy = Proxy::judging(server.addr(), || {
-        |_: Sender, message: &[u8]| Passage::CutAfter(0).when(message.starts_with(b"PUT "))
+    let proxy = Proxy::judging(server.addr(), |_, message| {
+        Passage::CutAfter(0).when(message.starts_with(b"PUT "))
     })
     .await;
     for url in [&server.url, &proxy.url(&server.url)] {

@@ -115,9 +115,8 @@ async fn a_release_whose_answer_is_lost_is_a_success() {
     let (_db, server) = serving().await;
     let unavailable = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec();
     for passage in [Passage::Instead(unavailable), Passage::CutAfter(0)] {
-        let proxy = Proxy::judging(server.addr(), move || {
-            let passage = passage.clone();
-            move |_: Sender, message: &[u8]| passage.clone().when(is(message, "HTTP/1.1 204"))
+        let proxy = Proxy::judging(server.addr(), move |_, message| {
+            passage.clone().when(is(message, "HTTP/1.1 204"))
         })
         .await;
         let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "exit 7");
@@ -130,19 +129,17 @@ async fn a_release_whose_answer_is_lost_is_a_success() {
 #[tokio::test]
 async fn a_release_that_a_proxy_repeats_is_a_success() {
     let (_db, server) = serving().await;
-    let proxy = Proxy::judging(server.addr(), || {
-        |sender: Sender, message: &[u8]| {
-            let text = String::from_utf8_lossy(message);
-            match sender {
-                Sender::Client if is(message, "DELETE ") => {
-                    Passage::Instead([message, message].concat())
-                }
-                Sender::Server if is(message, "HTTP/1.1 204") => match text.find("HTTP/1.1 409") {
-                    Some(second) => Passage::Instead(message[second..].to_vec()),
-                    None => Passage::Dropped,
-                },
-                _ => Passage::Whole,
+    let proxy = Proxy::judging(server.addr(), |sender, message| {
+        let text = String::from_utf8_lossy(message);
+        match sender {
+            Sender::Client if is(message, "DELETE ") => {
+                Passage::Instead([message, message].concat())
             }
+            Sender::Server if is(message, "HTTP/1.1 204") => match text.find("HTTP/1.1 409") {
+                Some(second) => Passage::Instead(message[second..].to_vec()),
+                None => Passage::Dropped,
+            },
+            _ => Passage::Whole,
         }
     })
     .await;
@@ -156,11 +153,8 @@ async fn a_signal_during_the_acquire_leaves_no_lease() {
     let (_db, server) = serving().await;
     for (signal, status) in [("-TERM", 143), ("-INT", 130)] {
         let (_hold, held_back) = watch::channel(true);
-        let proxy = Proxy::judging(server.addr(), move || {
-            let held_back = held_back.clone();
-            move |_: Sender, message: &[u8]| {
-                Passage::Held(held_back.clone()).when(is(message, "HTTP/1.1 201"))
-            }
+        let proxy = Proxy::judging(server.addr(), move |_, message| {
+            Passage::Held(held_back.clone()).when(is(message, "HTTP/1.1 201"))
         })
         .await;
         let url = proxy.url(&server.url);
@@ -175,12 +169,9 @@ async fn a_signal_during_the_acquire_leaves_no_lease() {
 /// Starts a proxy that loses this number of answers to requests for a lease.
 async fn losing(server: &Served, answers: usize) -> Proxy {
     let lost = Arc::<AtomicUsize>::default();
-    Proxy::judging(server.addr(), move || {
-        let lost = Arc::clone(&lost);
-        move |_: Sender, message: &[u8]| {
-            let loses = is(message, "HTTP/1.1 201") && lost.fetch_add(1, Relaxed) < answers;
-            Passage::CutAfter(0).when(loses)
-        }
+    Proxy::judging(server.addr(), move |_, message| {
+        let loses = is(message, "HTTP/1.1 201") && lost.fetch_add(1, Relaxed) < answers;
+        Passage::CutAfter(0).when(loses)
     })
     .await
 }
@@ -206,16 +197,14 @@ async fn a_lease_on_another_resource_is_released() {
     let (_db, server) = serving().await;
     // If the proxy rewrites each request, the first one shows it. Otherwise a lease is granted.
     for method in ["", "POST "] {
-        let proxy = Proxy::judging(server.addr(), move || {
-            move |_: Sender, message: &[u8]| {
-                let text = String::from_utf8_lossy(message);
-                match text.starts_with(method) {
-                    true => {
-                        let rewritten = text.replace("/a%2F..%2Fsku-1", "/sku-1");
-                        Passage::Instead(rewritten.into_bytes())
-                    }
-                    false => Passage::Whole,
+        let proxy = Proxy::judging(server.addr(), move |_, message| {
+            let text = String::from_utf8_lossy(message);
+            match text.starts_with(method) {
+                true => {
+                    let rewritten = text.replace("/a%2F..%2Fsku-1", "/sku-1");
+                    Passage::Instead(rewritten.into_bytes())
                 }
+                false => Passage::Whole,
             }
         })
         .await;
@@ -237,19 +226,16 @@ async fn one_wait_has_one_lease_id() {
     let server = Served::start(&db.url, &["--max-wait", "500ms"]).await;
     let asked = Arc::<Mutex<Vec<String>>>::default();
     let heard = Arc::clone(&asked);
-    let proxy = Proxy::judging(server.addr(), move || {
-        let heard = Arc::clone(&heard);
-        move |_: Sender, message: &[u8]| {
-            let text = String::from_utf8_lossy(message);
-            let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-            if text.starts_with("POST ")
-                && let Ok(body) = serde_json::from_str::<Value>(body)
-            {
-                let id = body["lease_id"].as_str().unwrap();
-                heard.lock().unwrap().push(id.to_owned());
-            }
-            Passage::Whole
+    let proxy = Proxy::judging(server.addr(), move |_, message| {
+        let text = String::from_utf8_lossy(message);
+        let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        if text.starts_with("POST ")
+            && let Ok(body) = serde_json::from_str::<Value>(body)
+        {
+            let id = body["lease_id"].as_str().unwrap();
+            heard.lock().unwrap().push(id.to_owned());
         }
+        Passage::Whole
     })
     .await;
     server.post("/locks/sku-1", &json!({"ttl_ms": 4_000})).await;

@@ -278,18 +278,17 @@ async fn fence_with_a_forged_token_is_reset() {
 #[tokio::test]
 async fn reset_that_may_be_committed_is_not_reported_as_unchanged() {
     let db = Postgres::fresh(2).await;
-    let proxy = Proxy::judging(db.addr(), || {
-        let (mut is_reset, mut is_committed) = (false, false);
-        move |sender: Sender, message: &[u8]| {
-            let has = |text: &[u8]| message.windows(text.len()).any(|part| part == text);
-            if sender == Sender::Client {
-                is_reset |= has(b"tower_fence.reset(");
-                is_committed |= is_reset && has(b"COMMIT");
-            } else if is_committed {
-                return Passage::CutAfter(0);
-            }
-            Passage::Whole
+    let mut is_reset = false;
+    let mut is_committed = false;
+    let proxy = Proxy::judging(db.addr(), move |sender, message| {
+        let has = |text: &[u8]| message.windows(text.len()).any(|part| part == text);
+        if sender == Sender::Client {
+            is_reset |= has(b"tower_fence.reset(");
+            is_committed |= is_reset && has(b"COMMIT");
+        } else if is_committed {
+            return Passage::CutAfter(0);
         }
+        Passage::Whole
     })
     .await;
     let through = proxy.url(&db.url);

@@ -108,16 +108,13 @@ async fn a_grant_that_misses_its_second_phase_blocks_older_tokens() {
     );
     let (cuts_second, counting) = (Arc::clone(&cutting), Arc::clone(&cuts));
     let address = cluster.workers[0].addr();
-    let proxy = Proxy::judging(address, move || {
-        let (cutting, cuts) = (Arc::clone(&cuts_second), Arc::clone(&counting));
-        move |_, message: &[u8]| {
-            let second = message.windows(15).any(|part| part == b"COMMIT PREPARED");
-            if second && cutting.load(SeqCst) {
-                cuts.fetch_add(1, SeqCst);
-                return Passage::CutAfter(0);
-            }
-            Passage::Whole
+    let proxy = Proxy::judging(address, move |_, message| {
+        let second = message.windows(15).any(|part| part == b"COMMIT PREPARED");
+        if second && cuts_second.load(SeqCst) {
+            counting.fetch_add(1, SeqCst);
+            return Passage::CutAfter(0);
         }
+        Passage::Whole
     })
     .await;
     cluster.update_node(address, proxy.addr).await;

@@ -43,7 +43,7 @@ impl Nodes {
         let servers = join_all((0..NODES).map(|_| RedisServer::start(&[]))).await;
         let proxies = servers.iter().enumerate().map(|(n, server)| {
             let rule = rule.clone();
-            Proxy::judging(server.addr(), move || rule(n))
+            Proxy::judging_each(server.addr(), move || rule(n))
         });
         let proxies = join_all(proxies).await;
         Self { servers, proxies }

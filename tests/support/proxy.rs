@@ -92,8 +92,16 @@ impl Proxy {
         Self::start(server, delay, all_pass).await
     }
 
-    /// Starts a proxy that applies a rule to each message. Each connection gets a new rule.
-    pub async fn judging<R>(
+    /// Starts a proxy that applies a rule to each message. Each connection gets a copy of the rule.
+    pub async fn judging(
+        server: SocketAddr,
+        rule: impl FnMut(Sender, &[u8]) -> Passage + Clone + Send + Sync + 'static,
+    ) -> Self {
+        Self::judging_each(server, move || rule.clone()).await
+    }
+
+    /// Like [`judging`](Self::judging), with a function that creates the rule of each connection.
+    pub async fn judging_each<R>(
         server: SocketAddr,
         new_rule: impl Fn() -> R + Send + Sync + 'static,
     ) -> Self
@@ -108,15 +116,13 @@ impl Proxy {
     pub async fn counting(server: SocketAddr) -> (Self, Arc<AtomicU64>) {
         let trips = Arc::<AtomicU64>::default();
         let counter = trips.clone();
-        let proxy = Self::judging(server, move || {
-            let (counter, mut last) = (counter.clone(), Sender::Server);
-            move |sender, _: &[u8]| {
-                if sender == Sender::Client && last == Sender::Server {
-                    counter.fetch_add(1, SeqCst);
-                }
-                last = sender;
-                Passage::Whole
+        let mut last = Sender::Server;
+        let proxy = Self::judging(server, move |sender, _| {
+            if sender == Sender::Client && last == Sender::Server {
+                counter.fetch_add(1, SeqCst);
             }
+            last = sender;
+            Passage::Whole
         });
         (proxy.await, trips)
     }
@@ -124,24 +130,22 @@ impl Proxy {
     /// Starts a proxy that answers each request with a redirect to the same path below this URL.
     pub async fn redirecting(server: SocketAddr, url: &str) -> Self {
         let url = url.trim_end_matches('/').to_owned();
-        Self::judging(server, move || {
-            let (url, mut path) = (url.clone(), String::new());
-            move |sender: Sender, message: &[u8]| {
-                let text = String::from_utf8_lossy(message);
-                match (sender, text.split(' ').nth(1)) {
-                    (Sender::Client, Some(word)) => path = word.to_owned(),
-                    (Sender::Server, _) if text.starts_with("HTTP/1.1 ") => {
-                        let answer = format!(
-                            "HTTP/1.1 307 Temporary Redirect\r\nlocation: {url}{path}\r\n\
+        let mut path = String::new();
+        Self::judging(server, move |sender, message| {
+            let text = String::from_utf8_lossy(message);
+            match (sender, text.split(' ').nth(1)) {
+                (Sender::Client, Some(word)) => path = word.to_owned(),
+                (Sender::Server, _) if text.starts_with("HTTP/1.1 ") => {
+                    let answer = format!(
+                        "HTTP/1.1 307 Temporary Redirect\r\nlocation: {url}{path}\r\n\
                              content-length: 0\r\n\r\n"
-                        );
-                        return Passage::Instead(answer.into_bytes());
-                    }
-                    (Sender::Server, _) => return Passage::Dropped,
-                    (Sender::Client, None) => {}
+                    );
+                    return Passage::Instead(answer.into_bytes());
                 }
-                Passage::Whole
+                (Sender::Server, _) => return Passage::Dropped,
+                (Sender::Client, None) => {}
             }
+            Passage::Whole
         })
         .await
     }

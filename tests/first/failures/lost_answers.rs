@@ -31,15 +31,12 @@ const BEFORE_THE_ANSWER: u8 = 1;
 async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
     let place = Arc::new(AtomicU8::new(NOWHERE));
     let shared = place.clone();
-    let proxy = Proxy::judging(db.addr(), move || {
-        let place = shared.clone();
-        move |sender, message: &[u8]| {
-            let tag = b"COMMIT\0";
-            let at = message.windows(tag.len()).position(|window| window == tag);
-            match (sender, at, place.load(Relaxed)) {
-                (Sender::Server, Some(_), BEFORE_THE_ANSWER) => Passage::CutAfter(0),
-                _ => Passage::Whole,
-            }
+    let proxy = Proxy::judging(db.addr(), move |sender, message| {
+        let tag = b"COMMIT\0";
+        let at = message.windows(tag.len()).position(|window| window == tag);
+        match (sender, at, shared.load(Relaxed)) {
+            (Sender::Server, Some(_), BEFORE_THE_ANSWER) => Passage::CutAfter(0),
+            _ => Passage::Whole,
         }
     });
     (proxy.await, place)

@@ -58,9 +58,8 @@ fn behind(message: &[u8], text: &str) -> Option<usize> {
 /// confirmation of this command.
 async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<AtomicBool>) -> Proxy {
     let armed = Arc::clone(armed);
-    Proxy::judging(db.addr(), move || {
-        let armed = Arc::clone(&armed);
-        move |sender: Sender, message: &[u8]| match behind(message, command) {
+    Proxy::judging(db.addr(), move |sender, message| {
+        match behind(message, command) {
             Some(end) if sender == Sender::Server && armed.load(SeqCst) => Passage::CutAfter(end),
             _ => Passage::Whole,
         }
@@ -101,15 +100,12 @@ async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
     let armed = Arc::<AtomicBool>::default();
     let proxy = {
         let (armed, sent) = (Arc::clone(&armed), Arc::new(sent));
-        Proxy::judging(db.addr(), move || {
-            let (armed, sent, is_held) = (Arc::clone(&armed), Arc::clone(&sent), is_held.clone());
-            move |sender: Sender, message: &[u8]| {
-                let is_begin = sender == Sender::Client && behind(message, "BEGIN").is_some();
-                if is_begin && armed.load(SeqCst) {
-                    sent.send_replace(true);
-                }
-                Passage::Held(is_held.clone()).when(sender == Sender::Server && *sent.borrow())
+        Proxy::judging(db.addr(), move |sender, message| {
+            let is_begin = sender == Sender::Client && behind(message, "BEGIN").is_some();
+            if is_begin && armed.load(SeqCst) {
+                sent.send_replace(true);
             }
+            Passage::Held(is_held.clone()).when(sender == Sender::Server && *sent.borrow())
         })
     };
     let proxy = proxy.await;
@@ -158,7 +154,7 @@ async fn one_write_fails_after_the_host_of_the_database_was_replaced() {
         let proxy = {
             let is_gone = Arc::clone(&is_gone);
             // Connections to the old host get no answer, not even a reset. New ones reach another.
-            Proxy::judging(db.addr(), move || {
+            Proxy::judging_each(db.addr(), move || {
                 let (is_gone, is_new) = (Arc::clone(&is_gone), is_gone.load(SeqCst));
                 move |_: Sender, _: &[u8]| Passage::Dropped.when(!is_new && is_gone.load(SeqCst))
             })

@@ -78,11 +78,9 @@ async fn connection_opened_for_a_cancelled_request_is_kept() {
 async fn unanswered_statement_in_a_transaction_is_given_up() {
     const WRITE: &str = "UPDATE stock SET n = n WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
     let db = Postgres::fresh(1).await;
-    let proxy = Proxy::judging(db.addr(), || {
-        |_, message: &[u8]| {
-            let mut parts = message.windows(WRITE.len());
-            Passage::Dropped.when(parts.any(|part| part == WRITE.as_bytes()))
-        }
+    let proxy = Proxy::judging(db.addr(), |_, message| {
+        let mut parts = message.windows(WRITE.len());
+        Passage::Dropped.when(parts.any(|part| part == WRITE.as_bytes()))
     })
     .await;
     let pool = PgPoolOptions::new().max_connections(1);

@@ -37,19 +37,17 @@ impl Site {
         let db = Postgres::fresh(4).await;
         let loses = Arc::<AtomicBool>::default();
         let is_next = Arc::clone(&loses);
-        let proxy = Proxy::judging(db.addr(), move || {
-            let (is_next, mut is_asked) = (Arc::clone(&is_next), false);
-            move |sender, message: &[u8]| match sender {
-                Sender::Client => {
-                    // The name is among the arguments, after the statement.
-                    if message.windows(5).any(|part| part == b"sku-1") {
-                        is_asked = is_next.swap(false, SeqCst);
-                    }
-                    Passage::Whole
+        let mut is_asked = false;
+        let proxy = Proxy::judging(db.addr(), move |sender, message| match sender {
+            Sender::Client => {
+                // The name is among the arguments, after the statement.
+                if message.windows(5).any(|part| part == b"sku-1") {
+                    is_asked = is_next.swap(false, SeqCst);
                 }
-                Sender::Server if is_asked => Passage::CutAfter(0),
-                Sender::Server => Passage::Whole,
+                Passage::Whole
             }
+            Sender::Server if is_asked => Passage::CutAfter(0),
+            Sender::Server => Passage::Whole,
         })
         .await;
         let pool = PgPoolOptions::new().max_connections(2);

@@ -187,11 +187,8 @@ async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let cut = Arc::new(AtomicBool::new(false));
     let shared = cut.clone();
-    let proxy = Proxy::judging(server.addr(), move || {
-        let cut = shared.clone();
-        move |sender, _: &[u8]| {
-            Passage::CutAfter(0).when(sender == Sender::Server && cut.swap(false, Relaxed))
-        }
+    let proxy = Proxy::judging(server.addr(), move |sender, _| {
+        Passage::CutAfter(0).when(sender == Sender::Server && shared.swap(false, Relaxed))
     });
     let proxy = proxy.await;
     let url = proxy.url(&server.url());
@@ -213,16 +210,14 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     let time = Duration::from_millis(54_321);
     let cuts = Arc::new(AtomicBool::new(false));
     let shared = cuts.clone();
-    let proxy = Proxy::judging(server.addr(), move || {
-        let (cuts, mut acquires) = (shared.clone(), false);
-        move |sender, message: &[u8]| match sender {
-            Sender::Client => {
-                acquires = message.windows(5).any(|part| part == b"54321");
-                Passage::Whole
-            }
-            Sender::Server if acquires && cuts.load(Relaxed) => Passage::CutAfter(0),
-            Sender::Server => Passage::Whole,
+    let mut acquires = false;
+    let proxy = Proxy::judging(server.addr(), move |sender, message| match sender {
+        Sender::Client => {
+            acquires = message.windows(5).any(|part| part == b"54321");
+            Passage::Whole
         }
+        Sender::Server if acquires && shared.load(Relaxed) => Passage::CutAfter(0),
+        Sender::Server => Passage::Whole,
     });
     let proxy = proxy.await;
     let near = connect(&server, &db).await;

@@ -40,14 +40,11 @@ impl Calls {
 async fn counting(cluster: &EtcdCluster) -> (Proxy, Calls) {
     let calls = Calls::default();
     let counted = calls.clone();
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let counted = counted.clone();
-        move |sender, message: &[u8]| {
-            if sender == Sender::Client {
-                counted.0.lock().unwrap().extend(paths(message));
-            }
-            Passage::Whole
+    let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
+        if sender == Sender::Client {
+            counted.0.lock().unwrap().extend(paths(message));
         }
+        Passage::Whole
     });
     (proxy.await, calls)
 }

@@ -58,13 +58,10 @@ async fn status_is_read_from_the_member_that_answered() {
     let cut = Arc::<AtomicUsize>::default();
     let proxy = Proxy::judging(cluster.addrs()[0], {
         let cut = Arc::clone(&cut);
-        move || {
-            let cut = Arc::clone(&cut);
-            move |sender, message: &[u8]| {
-                let is_status =
-                    sender == Sender::Client && message.starts_with(b"POST /v3/maintenance/status");
-                Passage::CutAfter(0).when(is_status && cut.fetch_add(1, Relaxed) == 0)
-            }
+        move |sender, message| {
+            let is_status =
+                sender == Sender::Client && message.starts_with(b"POST /v3/maintenance/status");
+            Passage::CutAfter(0).when(is_status && cut.fetch_add(1, Relaxed) == 0)
         }
     })
     .await;

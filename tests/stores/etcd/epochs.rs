@@ -141,13 +141,9 @@ async fn request_in_an_ended_epoch_leaves_nothing_behind() {
     source.0.store(5, SeqCst);
     let made = Arc::new(AtomicI64::new(0));
     let counted = Arc::clone(&made);
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let made = Arc::clone(&counted);
-        move |sender, message: &[u8]| {
-            let makes_lease =
-                sender == Sender::Client && message.starts_with(b"POST /v3/lease/grant");
-            Passage::Dropped.when(makes_lease && made.fetch_add(1, SeqCst) == 1)
-        }
+    let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
+        let makes_lease = sender == Sender::Client && message.starts_with(b"POST /v3/lease/grant");
+        Passage::Dropped.when(makes_lease && counted.fetch_add(1, SeqCst) == 1)
     })
     .await;
     let far = etcd::connect(&[format!("http://{}", proxy.addr)], source).await;

@@ -231,13 +231,10 @@ async fn compaction_loses_nothing() {
 async fn lease_that_expires_before_its_renewal_is_lost() {
     let (db, cluster) = (Sqlite::fresh(2).await, EtcdCluster::start(1).await);
     let (holds, held) = watch::channel(false);
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let held = held.clone();
-        move |sender: Sender, message: &[u8]| {
-            let path = b"/v3/lease/keepalive";
-            let renews = message.windows(path.len()).any(|part| part == path);
-            Passage::Held(held.clone()).when(sender == Sender::Client && renews)
-        }
+    let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
+        let path = b"/v3/lease/keepalive";
+        let renews = message.windows(path.len()).any(|part| part == path);
+        Passage::Held(held.clone()).when(sender == Sender::Client && renews)
     })
     .await;
     let url = format!("http://{}", proxy.addr);
@@ -305,21 +302,18 @@ pub async fn meddling(
 ) -> (Proxy, Arc<AtomicUsize>) {
     let met = Arc::<AtomicUsize>::default();
     let meeting = Arc::clone(&met);
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let (met, passage) = (Arc::clone(&meeting), passage.clone());
-        let mut is_called = false;
-        move |sender, message: &[u8]| match sender {
-            Sender::Client => {
-                let mut parts = message.windows(call.len());
-                is_called = parts.any(|part| part == call.as_bytes());
-                Passage::Whole
-            }
-            Sender::Server if is_called => {
-                met.fetch_add(1, Relaxed);
-                passage.clone()
-            }
-            Sender::Server => Passage::Whole,
+    let mut is_called = false;
+    let proxy = Proxy::judging(cluster.addr(), move |sender, message| match sender {
+        Sender::Client => {
+            let mut parts = message.windows(call.len());
+            is_called = parts.any(|part| part == call.as_bytes());
+            Passage::Whole
         }
+        Sender::Server if is_called => {
+            meeting.fetch_add(1, Relaxed);
+            passage.clone()
+        }
+        Sender::Server => Passage::Whole,
     });
     (proxy.await, met)
 }

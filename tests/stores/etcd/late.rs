@@ -105,21 +105,17 @@ impl Late {
         let (first, rest) = (Gate::new(), Gate::new());
         let written = Arc::new(AtomicUsize::new(0));
         let gates = (Arc::clone(&first), Arc::clone(&rest));
-        let proxy = Proxy::judging(cluster.addr(), move || {
-            let ((first, rest), written) = (gates.clone(), Arc::clone(&written));
-            let sent = sent.clone();
-            move |sender, message: &[u8]| {
-                if sender == Sender::Server {
-                    return Passage::Whole;
-                }
-                if written.load(SeqCst) >= nth {
-                    return rest.hold();
-                }
-                if contains(message, &sent) && written.fetch_add(1, SeqCst) + 1 == nth {
-                    return first.hold();
-                }
-                Passage::Whole
+        let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
+            if sender == Sender::Server {
+                return Passage::Whole;
             }
+            if written.load(SeqCst) >= nth {
+                return gates.1.hold();
+            }
+            if contains(message, &sent) && written.fetch_add(1, SeqCst) + 1 == nth {
+                return gates.0.hold();
+            }
+            Passage::Whole
         })
         .await;
         let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(20));
@@ -279,16 +275,13 @@ impl Losing {
         let lost: Arc<Mutex<Vec<Value>>> = Arc::default();
         let proxy = Proxy::judging(cluster.addr(), {
             let lost = Arc::clone(&lost);
-            move || {
-                let lost = Arc::clone(&lost);
-                move |_, message: &[u8]| {
-                    let mut lost = lost.lock().unwrap();
-                    if lost.len() == count || !contains(message, &takes_position()) {
-                        return Passage::Whole;
-                    }
-                    lost.push(body(message));
-                    Passage::Dropped
+            move |_, message| {
+                let mut lost = lost.lock().unwrap();
+                if lost.len() == count || !contains(message, &takes_position()) {
+                    return Passage::Whole;
                 }
+                lost.push(body(message));
+                Passage::Dropped
             }
         })
         .await;
@@ -409,16 +402,14 @@ async fn release_finds_a_lease_whose_move_was_not_answered() {
     let held = grant(&near, &sku(), LONG).await;
     let is_cut = Arc::new(AtomicBool::new(false));
     let cuts = Arc::clone(&is_cut);
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let (cuts, mut is_write) = (Arc::clone(&cuts), false);
-        move |sender, message: &[u8]| match sender {
-            Sender::Client => {
-                is_write = contains(message, &writes(LEASE));
-                Passage::Whole
-            }
-            Sender::Server if is_write && !cuts.swap(true, SeqCst) => Passage::CutAfter(0),
-            Sender::Server => Passage::Whole,
+    let mut is_write = false;
+    let proxy = Proxy::judging(cluster.addr(), move |sender, message| match sender {
+        Sender::Client => {
+            is_write = contains(message, &writes(LEASE));
+            Passage::Whole
         }
+        Sender::Server if is_write && !cuts.swap(true, SeqCst) => Passage::CutAfter(0),
+        Sender::Server => Passage::Whole,
     })
     .await;
     let url = format!("http://{}", proxy.addr);
@@ -521,14 +512,11 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
     let sent: Arc<Mutex<Vec<Value>>> = Arc::default();
     let proxy = Proxy::judging(cluster.addr(), {
         let sent = Arc::clone(&sent);
-        move || {
-            let sent = Arc::clone(&sent);
-            move |_, message: &[u8]| {
-                if contains(message, &writes(COUNTER)) {
-                    sent.lock().unwrap().push(body(message));
-                }
-                Passage::Whole
+        move |_, message| {
+            if contains(message, &writes(COUNTER)) {
+                sent.lock().unwrap().push(body(message));
             }
+            Passage::Whole
         }
     })
     .await;

@@ -140,13 +140,10 @@ async fn only_the_first_waiter_sends_requests() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let asked = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&asked);
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let counted = Arc::clone(&counted);
-        move |sender, message: &[u8]| {
-            let is_txn = message.windows(15).any(|part| part == b"POST /v3/kv/txn");
-            counted.fetch_add(usize::from(sender == Sender::Client && is_txn), Relaxed);
-            Passage::Whole
-        }
+    let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
+        let is_txn = message.windows(15).any(|part| part == b"POST /v3/kv/txn");
+        counted.fetch_add(usize::from(sender == Sender::Client && is_txn), Relaxed);
+        Passage::Whole
     })
     .await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -283,13 +280,10 @@ async fn concurrent_requests_for_one_resource_share_connections() {
     let (called, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(true));
     let proxy = Proxy::judging(cluster.addr(), {
         let (called, open) = (Arc::clone(&called), open.subscribe());
-        move || {
-            let (called, open) = (Arc::clone(&called), open.clone());
-            move |sender, message: &[u8]| {
-                let calls = sender == Sender::Client && message.starts_with(b"POST /v3/kv/");
-                called.fetch_add(usize::from(calls && !*open.borrow()), Relaxed);
-                Passage::Until(open.clone()).when(calls)
-            }
+        move |sender, message| {
+            let calls = sender == Sender::Client && message.starts_with(b"POST /v3/kv/");
+            called.fetch_add(usize::from(calls && !*open.borrow()), Relaxed);
+            Passage::Until(open.clone()).when(calls)
         }
     })
     .await;
@@ -320,12 +314,9 @@ async fn watch_behind_a_compaction_restarts() {
     let (held, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(false));
     let proxy = Proxy::judging(cluster.addr(), {
         let (held, open) = (Arc::clone(&held), open.subscribe());
-        move || {
-            let (held, open) = (Arc::clone(&held), open.clone());
-            move |sender, message: &[u8]| {
-                let watches = sender == Sender::Client && message.starts_with(b"POST /v3/watch");
-                Passage::Until(open.clone()).when(watches && held.fetch_add(1, Relaxed) == 0)
-            }
+        move |sender, message| {
+            let watches = sender == Sender::Client && message.starts_with(b"POST /v3/watch");
+            Passage::Until(open.clone()).when(watches && held.fetch_add(1, Relaxed) == 0)
         }
     })
     .await;
@@ -377,13 +368,9 @@ async fn a_position_that_could_not_be_removed_ends() {
     let is_lost = Arc::<AtomicBool>::default();
     let lost = Arc::clone(&is_lost);
     let key = base64("tower-fence:lease:sku-1");
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let (lost, key) = (Arc::clone(&lost), key.clone());
-        move |_, message: &[u8]| {
-            let mut parts = message.windows(key.len());
-            Passage::CutAfter(0)
-                .when(lost.load(Relaxed) && parts.any(|part| part == key.as_bytes()))
-        }
+    let proxy = Proxy::judging(cluster.addr(), move |_, message| {
+        let mut parts = message.windows(key.len());
+        Passage::CutAfter(0).when(lost.load(Relaxed) && parts.any(|part| part == key.as_bytes()))
     })
     .await;
     let near = connect(&cluster.urls()[0], &db).await;

@@ -134,12 +134,9 @@ pub async fn refuses_the_paused_holder(
     let story = async |path: &str, sku: &str| {
         // If a busy machine freezes the first holder too late, its write is delayed in the network.
         let (may_write, open) = watch::channel(false);
-        let proxy = Proxy::judging(inventory.server.addr, move || {
-            let open = open.clone();
-            move |sender, message: &[u8]| {
-                let writes = sender == Sender::Client && message.starts_with(b"PUT ");
-                Passage::Until(open.clone()).when(writes)
-            }
+        let proxy = Proxy::judging(inventory.server.addr, move |sender, message| {
+            let writes = sender == Sender::Client && message.starts_with(b"PUT ");
+            Passage::Until(open.clone()).when(writes)
         })
         .await;
         let url = inventory.server.url(path);

@@ -174,7 +174,7 @@ async fn silent_subscription_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let is_silent = Arc::new(AtomicBool::new(false));
     let shared = is_silent.clone();
-    let proxy = Proxy::judging(server.addr(), move || {
+    let proxy = Proxy::judging_each(server.addr(), move || {
         let is_silent = shared.clone();
         // A connection that is opened afterwards works.
         let was_silent = is_silent.load(Relaxed);
