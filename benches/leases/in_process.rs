@@ -30,25 +30,20 @@ pub fn race(store: &Store, postgres: &PostgresStore, options: &Options, report: 
         return;
     }
     let runtime = &store.runtime;
-    let (usual, advisory) = (store.usual(), postgres.advisory());
-    let theirs = (0..TASKS).map(|task| Theirs::new(&usual, task)).collect();
-    let by_hand = (0..TASKS)
-        .map(|task| ByHand::new(&advisory, task))
-        .collect();
     let plain: Vec<_> = (0..TASKS).map(Plain::new).collect();
     let mut contenders = vec![
-        Contender::new(OURS, ours(runtime, &store.leases(PREFIX))),
-        Contender::new(USUAL, tasks::turns::<Theirs>(runtime, theirs)),
+        Contender::new(OURS, in_tasks(runtime, &store.leases(PREFIX))),
+        Contender::new(USUAL, in_tasks(runtime, &store.usual())),
         Contender::new(
             "SET NX and DEL, 16 connections",
             load::turns(store.redis.addr, plain),
         ),
     ];
     for (name, leases) in postgres.both() {
-        contenders.push(Contender::new(name, ours(runtime, &leases)));
+        contenders.push(Contender::new(name, in_tasks(runtime, &leases)));
     }
-    let by_hand = tasks::turns::<ByHand>(runtime, by_hand);
-    contenders.push(Contender::new(ADVISORY, by_hand));
+    let advisory = in_tasks(runtime, &postgres.advisory());
+    contenders.push(Contender::new(ADVISORY, advisory));
     let granted_before = postgres.granted();
     let outcomes = rounds::run(title, USUAL, contenders, options);
     store.assert_all_free();
@@ -58,92 +53,67 @@ pub fn race(store: &Store, postgres: &PostgresStore, options: &Options, report: 
     report.contenders(title, USUAL, &outcomes);
 }
 
-/// Returns the tasks that lock resources in a store of this crate.
-pub fn ours<'a, L: Leases + Clone>(
-    runtime: &'a Runtime,
-    leases: &L,
-) -> impl FnMut(Window) -> Sample + use<'a, L> {
-    let ours = (0..TASKS).map(|task| Ours::new(leases, task)).collect();
-    tasks::turns::<Ours<L>>(runtime, ours)
+/// A lock, or a store of leases.
+pub trait Lock: Clone + Send + Sync + 'static {
+    fn acquire_and_release(&self, resource: &Resource) -> impl Future<Output = ()> + Send;
 }
 
-struct Ours<L> {
-    leases: L,
+impl<L: Leases + Clone> Lock for L {
+    async fn acquire_and_release(&self, resource: &Resource) {
+        let lease = self.acquire(resource, Acquire::new(TTL)).await;
+        let lease = lease.expect("it is free");
+        let released = self.release(resource, &lease.id).await;
+        released.expect("it was held");
+    }
+}
+
+impl Lock for UsualLock {
+    async fn acquire_and_release(&self, resource: &Resource) {
+        let id = self.try_lock(resource.as_str(), TTL).await;
+        self.unlock(resource.as_str(), id.expect("it is free"))
+            .await;
+    }
+}
+
+impl Lock for AdvisoryLock {
+    async fn acquire_and_release(&self, resource: &Resource) {
+        let held = self.lock(resource.as_str()).await;
+        self.unlock(resource.as_str(), held).await;
+    }
+}
+
+/// Returns the tasks that acquire and release a lock.
+pub fn in_tasks<'a, L: Lock>(
+    runtime: &'a Runtime,
+    lock: &L,
+) -> impl FnMut(Window) -> Sample + use<'a, L> {
+    let tasks = (0..TASKS).map(|task| Task::new(lock.clone(), task));
+    tasks::turns(runtime, tasks.collect())
+}
+
+/// Acquires and releases a lock, for one resource of the task after the other.
+struct Task<L> {
+    lock: L,
     resources: Vec<Resource>,
     next: std::iter::Cycle<Range<usize>>,
 }
 
-impl<L: Leases + Clone> Ours<L> {
-    fn new(leases: &L, task: usize) -> Self {
+impl<L> Task<L> {
+    fn new(lock: L, task: usize) -> Self {
         let resources = names(task).into_iter().map(Resource::new);
         let resources: Vec<_> = resources.map(|name| name.expect("a name")).collect();
         Self {
-            leases: leases.clone(),
+            lock,
             next: (0..resources.len()).cycle(),
             resources,
         }
     }
 }
 
-impl<L: Leases> Operation for Ours<L> {
+impl<L: Lock> Operation for Task<L> {
     async fn run(&mut self) -> Outcome {
         let resource = &self.resources[self.next.next().expect("it never ends")];
-        let lease = self.leases.acquire(resource, Acquire::new(TTL)).await;
-        let lease = lease.expect("it is free");
-        let released = self.leases.release(resource, &lease.id);
-        released.await.expect("it was held");
-        Outcome::Done
-    }
-}
-
-struct Theirs {
-    lock: UsualLock,
-    names: Vec<String>,
-    next: std::iter::Cycle<Range<usize>>,
-}
-
-impl Theirs {
-    fn new(lock: &UsualLock, task: usize) -> Self {
-        let names = names(task);
-        Self {
-            lock: lock.clone(),
-            next: (0..names.len()).cycle(),
-            names,
-        }
-    }
-}
-
-impl Operation for Theirs {
-    async fn run(&mut self) -> Outcome {
-        let name = &self.names[self.next.next().expect("it never ends")];
-        let id = self.lock.try_lock(name, TTL).await;
-        self.lock.unlock(name, id.expect("it is free")).await;
-        Outcome::Done
-    }
-}
-
-struct ByHand {
-    lock: AdvisoryLock,
-    names: Vec<String>,
-    next: std::iter::Cycle<Range<usize>>,
-}
-
-impl ByHand {
-    fn new(lock: &AdvisoryLock, task: usize) -> Self {
-        let names = names(task);
-        Self {
-            lock: lock.clone(),
-            next: (0..names.len()).cycle(),
-            names,
-        }
-    }
-}
-
-impl Operation for ByHand {
-    async fn run(&mut self) -> Outcome {
-        let name = &self.names[self.next.next().expect("it never ends")];
-        let held = self.lock.lock(name).await;
-        self.lock.unlock(name, held).await;
+        self.lock.acquire_and_release(resource).await;
         Outcome::Done
     }
 }

@@ -1,21 +1,19 @@
 //! Acquire and release on a quorum of Redis nodes, compared with one node and with Redlock, which
 //! has no tokens. There are 16 concurrent tasks with separate resources.
 
-use std::{ops::Range, sync::Arc};
-
 use futures_util::future::join_all;
+use tower_fence::Resource;
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::{
-    contenders::{OURS, TASKS, TTL, names},
-    in_process::ours,
+    contenders::{OURS, TTL},
+    in_process::{Lock, in_tasks},
     store::Store,
     support::{
         options::Options,
         program::Program,
         report::Report,
         rounds::{self, Contender},
-        tasks::{self, Operation, Outcome},
     },
     usual::UsualLock,
 };
@@ -29,18 +27,15 @@ pub fn race(store: &Store, options: &Options, report: &mut Report) {
     }
     let nodes: Vec<_> = (0..5).map(|_| Program::redis()).collect();
     let (three, five) = (&nodes[..3], &nodes[..]);
-    let redlock = |nodes: &[Program]| {
-        let redlock = Redlock::connect(store, nodes);
-        let tasks = (0..TASKS).map(|task| Task::new(&redlock, task)).collect();
-        tasks::turns::<Task>(&store.runtime, tasks)
-    };
-    let quorum = |nodes: &[Program], prefix| ours(&store.runtime, &leases(store, nodes, prefix));
+    let runtime = &store.runtime;
+    let redlock = |nodes: &[Program]| in_tasks(runtime, &Redlock::connect(store, nodes));
+    let quorum = |nodes: &[Program], prefix| in_tasks(runtime, &leases(store, nodes, prefix));
     let contenders = vec![
         Contender::new(REDLOCK, redlock(three)),
         Contender::new("Redlock, 5 nodes", redlock(five)),
         Contender::new("tower-fence, 3 nodes", quorum(three, "three")),
         Contender::new("tower-fence, 5 nodes", quorum(five, "five")),
-        Contender::new(OURS, ours(&store.runtime, &store.leases("one"))),
+        Contender::new(OURS, in_tasks(runtime, &store.leases("one"))),
     ];
     let outcomes = rounds::run(title, REDLOCK, contenders, options);
     store.assert_all_free();
@@ -62,36 +57,19 @@ fn leases(store: &Store, nodes: &[Program], prefix: &str) -> QuorumLeases {
 }
 
 /// The usual lock on a majority of nodes: Redlock, which has no token.
+#[derive(Clone)]
 struct Redlock(Vec<UsualLock>);
 
 impl Redlock {
-    fn connect(store: &Store, nodes: &[Program]) -> Arc<Self> {
+    fn connect(store: &Store, nodes: &[Program]) -> Self {
         let connections = nodes.iter().map(|node| store.connect(node));
-        Arc::new(Self(connections.map(UsualLock::new).collect()))
+        Self(connections.map(UsualLock::new).collect())
     }
 }
 
-struct Task {
-    nodes: Arc<Redlock>,
-    names: Vec<String>,
-    next: std::iter::Cycle<Range<usize>>,
-}
-
-impl Task {
-    fn new(nodes: &Arc<Redlock>, task: usize) -> Self {
-        let names = names(task);
-        Self {
-            nodes: Arc::clone(nodes),
-            next: (0..names.len()).cycle(),
-            names,
-        }
-    }
-}
-
-impl Operation for Task {
-    async fn run(&mut self) -> Outcome {
-        let name = &self.names[self.next.next().expect("it never ends")];
-        let nodes = &self.nodes.0;
+impl Lock for Redlock {
+    async fn acquire_and_release(&self, resource: &Resource) {
+        let (nodes, name) = (&self.0, resource.as_str());
         let ids = join_all(nodes.iter().map(|node| node.try_lock(name, TTL))).await;
         let held = ids.iter().flatten().count();
         assert!(held > nodes.len() / 2, "it is free");
@@ -100,6 +78,5 @@ impl Operation for Task {
             .zip(ids)
             .filter_map(|(node, id)| Some((node, id?)));
         join_all(unlocking.map(|(node, id)| node.unlock(name, id))).await;
-        Outcome::Done
     }
 }

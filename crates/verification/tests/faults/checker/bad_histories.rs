@@ -49,6 +49,15 @@ pub(super) fn is_read(operation: &Operation) -> bool {
     matches!(operation.kind, Kind::Read(_))
 }
 
+/// Moves an early operation that satisfies a condition behind all others.
+fn move_to_the_end(history: &mut History, random: Choice<'_>, holds: fn(&Operation) -> bool) {
+    let early = one(history, random, |one| holds(one) && one.invoked < 5_000);
+    let last = history.operations.iter().map(|one| one.answered).max();
+    let last = last.unwrap();
+    let early = &mut history.operations[early];
+    (early.invoked, early.answered) = (last + 1, last + 2);
+}
+
 /// A name, the violation that must be found, and a function that causes it.
 pub(super) type Fault = (&'static str, Kinds, fn(&mut History, Choice<'_>));
 
@@ -139,36 +148,12 @@ const FAULTS: [Fault; 19] = [
     (
         "an older holder writes after a newer one was answered",
         Kinds::Order,
-        |history, random| {
-            let write = one(history, random, |one| is_done(one) && one.invoked < 5_000);
-            let last = history
-                .operations
-                .iter()
-                .map(|one| one.answered)
-                .max()
-                .unwrap();
-            (
-                history.operations[write].invoked,
-                history.operations[write].answered,
-            ) = (last + 1, last + 2);
-        },
+        |history, random| move_to_the_end(history, random, is_done),
     ),
     (
         "an older holder reads after a newer one was answered",
         Kinds::Order,
-        |history, random| {
-            let read = one(history, random, |one| is_read(one) && one.invoked < 5_000);
-            let last = history
-                .operations
-                .iter()
-                .map(|one| one.answered)
-                .max()
-                .unwrap();
-            (
-                history.operations[read].invoked,
-                history.operations[read].answered,
-            ) = (last + 1, last + 2);
-        },
+        |history, random| move_to_the_end(history, random, is_read),
     ),
     (
         "a grant is below one that was answered before",
