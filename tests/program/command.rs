@@ -1,6 +1,9 @@
 //! Commands under a lease, and the notes that they write.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use reqwest::Method;
 use serde_json::json;
@@ -12,7 +15,7 @@ use super::program::{Served, under};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    process::Process,
+    process::{Process, stat},
 };
 
 pub async fn serving() -> (Fresh<Postgres>, Served) {
@@ -111,7 +114,5 @@ pub fn lives(pid: &str) -> bool {
 
 /// Returns the state of a process, as `ps` shows it.
 pub fn state(pid: &str) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, behind) = stat.rsplit_once(") ")?;
-    behind.chars().next()
+    stat(Path::new(&format!("/proc/{pid}")))?[0].chars().next()
 }

@@ -10,6 +10,7 @@ use tower_fence::{
     epochs::{Epoch, Epochs},
 };
 
+pub use crate::support::fence::token;
 use crate::support::{
     citus::{Cluster, STOCK},
     database::{TestDatabase, read},
@@ -19,10 +20,6 @@ use crate::support::{
 
 pub fn resource(number: usize) -> Resource {
     Resource::new(format!("sku-{number}")).unwrap()
-}
-
-pub fn token(value: i64) -> Token {
-    Token::new(value).unwrap()
 }
 
 /// Takes one item from the stock of a resource with a single-use token.

@@ -9,16 +9,13 @@ use tower_fence::{
     lease::{Acquire, Lease, LeaseError, Leases, Renew},
 };
 
+pub use crate::fence::sku;
 use crate::{SOON, database::Fresh, eventually};
 
 pub const LONG: Duration = Duration::from_secs(60);
 // A lease with this TTL does not expire while a test waits for its release.
 const _: () = assert!(LONG.as_secs() >= 3 * SOON.as_secs());
 pub const SHORT: Duration = Duration::from_millis(200);
-
-pub fn sku() -> Resource {
-    Resource::new("sku-1").unwrap()
-}
 
 pub async fn grant<L: Leases>(leases: &L, resource: &Resource, ttl: Duration) -> Lease {
     leases.acquire(resource, Acquire::new(ttl)).await.unwrap()
@@ -49,24 +46,17 @@ pub fn is_held<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> Duration {
 
 #[track_caller]
 pub fn is_lost<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
-    match outcome {
-        Err(LeaseError::Lost { resource }) if resource == sku() => {}
-        other => panic!("{other:?}"),
-    }
+    assert_matches!(outcome, Err(LeaseError::Lost { resource }) if resource == sku());
 }
 
 #[track_caller]
 pub fn is_unavailable<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
-    match outcome {
-        Err(LeaseError::Unavailable(_)) => {}
-        other => panic!("{other:?}"),
-    }
+    assert_matches!(outcome, Err(LeaseError::Unavailable(_)));
 }
 
 #[track_caller]
 pub fn is_misconfigured<T>(outcome: Result<T, LeaseError>) {
-    let error = outcome.err();
-    assert_matches!(error, Some(LeaseError::Misconfigured(_)));
+    assert_matches!(outcome.err(), Some(LeaseError::Misconfigured(_)));
 }
 
 /// Acquires `sku-1` as soon as the lease is free.

@@ -107,11 +107,8 @@ impl TestStore for Redis {
     }
 
     async fn lose_data(leases: &RedisLeases) -> bool {
-        delete_keys(
-            &shared_url(),
-            &format!("{}:*", leases.backend().key_prefix()),
-        )
-        .await;
+        let pattern = format!("{}:*", leases.backend().key_prefix());
+        delete_keys(&shared_url(), &pattern).await;
         true
     }
 }
@@ -133,11 +130,8 @@ impl TestStore for Cluster {
     }
 
     async fn lose_data(leases: &RedisLeases) -> bool {
-        delete_keys(
-            &shared_cluster_url(),
-            &format!("{}:*", leases.backend().key_prefix()),
-        )
-        .await;
+        let pattern = format!("{}:*", leases.backend().key_prefix());
+        delete_keys(&shared_cluster_url(), &pattern).await;
         true
     }
 }

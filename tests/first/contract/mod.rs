@@ -14,7 +14,9 @@ use std::fs;
 use axum::{body::to_bytes, response::Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tower_fence::{Resource, Token, problem::ProblemType};
+use tower_fence::{Resource, problem::ProblemType};
+
+pub use crate::support::fence::token;
 
 pub fn vectors<T: DeserializeOwned>(file: &str) -> T {
     serde_json::from_str(&text(&format!("tests/vectors/{file}"))).unwrap()
@@ -27,10 +29,6 @@ pub fn text(path: &str) -> String {
 
 pub fn resource(name: &str) -> Resource {
     Resource::new(name).unwrap()
-}
-
-pub fn token(value: i64) -> Token {
-    Token::new(value).unwrap()
 }
 
 pub async fn json(response: Response) -> Value {
