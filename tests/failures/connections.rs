@@ -15,7 +15,7 @@ use tower_fence::{AdmitError, Fence, FenceBuilder, Resource, Token, TokenUse};
 
 use crate::support::{
     PATIENCE, SOON,
-    database::{Fresh, TestDatabase, counting_pool},
+    database::{Fresh, TestDatabase, counting_pool, pool_of},
     eventually,
     proxy::{Passage, Proxy, Sender},
 };
@@ -322,10 +322,9 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
 
 /// Returns a fence with its own pool, as if in another process.
 async fn own_pool(url: &str) -> Fence<Postgres> {
-    let pool = PgPoolOptions::new().max_connections(1);
     Fence::builder()
         .reuse_connections(true)
-        .build(pool.connect(url).await.unwrap())
+        .build(pool_of(url, 1).await)
 }
 
 /// The next transaction begins with a COMMIT whose answer may be delayed.
@@ -336,8 +335,7 @@ async fn transaction_time_is_close_to_its_request_despite_latency() {
     let proxy = Proxy::delaying(db.addr(), DELAY).await;
     // The pool has more connections than the fence needs, so no connection is returned for another
     // waiter.
-    let pool = PgPoolOptions::new().max_connections(2);
-    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let pool = pool_of(&proxy.url(&db.url), 2).await;
     let fence = Fence::builder().reuse_connections(true).build(pool);
     let resource = resource(0);
     write(&fence, &resource, 1).await;

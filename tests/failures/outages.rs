@@ -14,7 +14,7 @@ use tokio::{sync::watch, time::sleep};
 use tower_fence::{FenceLayer, PathParam, PgFencedTx, layer::DatabaseError};
 
 use crate::support::{
-    database::TestDatabase,
+    database::{TestDatabase, pool_of},
     eventually,
     http::{Answer, Server},
     process::Inventory,
@@ -111,8 +111,7 @@ async fn terminated_connections_cost_only_their_answers() {
     let db = Postgres::fresh(3).await;
     db.execute("INSERT INTO stock VALUES ('r', 100000)").await;
     let url = reqwest::Url::parse(&db.url).unwrap();
-    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
-    let fence = tower_fence::Fence::new(pool.connect(url.as_str()).await.unwrap());
+    let fence = tower_fence::Fence::new(pool_of(url.as_str(), 4).await);
     let app = Router::new()
         .route("/{r}", post(write))
         .route_layer(FenceLayer::new(fence, PathParam("r")));

@@ -78,6 +78,12 @@ pub struct Fresh<DB: FenceDatabase> {
     guard: Guard,
 }
 
+/// Connects a pool of at most this many connections.
+pub async fn pool_of(url: &str, connections: u32) -> PgPool {
+    let options = PgPoolOptions::new().max_connections(connections);
+    options.connect(url).await.unwrap()
+}
+
 /// Connects a pool that counts its acquisitions and the connections that return to it.
 pub async fn counting_pool(url: &str, connections: u32) -> (PgPool, [Arc<AtomicUsize>; 2]) {
     let counts: [Arc<AtomicUsize>; 2] = Default::default();
@@ -197,8 +203,7 @@ impl Role {
     }
 
     pub async fn pool(&self) -> PgPool {
-        let options = PgPoolOptions::new().max_connections(2);
-        options.connect(&self.url).await.unwrap()
+        pool_of(&self.url, 2).await
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{any::Any, time::Duration};
 
 use axum::Router;
-use sqlx::{Postgres as PostgresDatabase, Sqlite, postgres::PgPoolOptions};
+use sqlx::{Postgres as PostgresDatabase, Sqlite};
 use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
@@ -14,7 +14,7 @@ use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use super::{
-    database::{Fresh as FreshDatabase, TestDatabase},
+    database::{Fresh as FreshDatabase, TestDatabase, pool_of},
     etcd,
     http::Server,
     lease::{LONG, SHORT},
@@ -66,8 +66,7 @@ impl TestStore for Postgres {
 
     async fn fresh() -> Fresh<PostgresLeases> {
         let db = PostgresDatabase::fresh(6).await;
-        let other = PgPoolOptions::new().max_connections(6);
-        let other = other.connect(&db.url).await.unwrap();
+        let other = pool_of(&db.url, 6).await;
         let (one, two) = (
             // A session behind a pooler cannot listen, so the listener connects directly.
             PostgresLeases::new(db.fence()).listen_with(db.url.parse().unwrap()),

@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::sync::OnceCell;
 use tower_fence::Fence;
 
-use super::database::TABLES;
+use super::database::{TABLES, pool_of};
 
 /// The advisory lock of the database `postgres` under which the template is created.
 const LOCK: &str = "SELECT pg_advisory_lock(7208)";
@@ -97,8 +97,7 @@ async fn make(server: &str) -> String {
             join(server, &unfinished).await;
         }
         let url = database(server, &unfinished);
-        let pool = PgPoolOptions::new().max_connections(2);
-        let pool = pool.connect(url.as_str()).await.unwrap();
+        let pool = pool_of(url.as_str(), 2).await;
         Fence::new(pool.clone()).migrate().await.unwrap();
         pool.execute(TABLES).await.unwrap();
         if is_cluster {

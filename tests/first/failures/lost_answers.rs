@@ -10,14 +10,14 @@ use std::{
 };
 
 use axum::{Router, routing::post};
-use sqlx::{Postgres, postgres::PgPoolOptions};
+use sqlx::Postgres;
 use tower_fence::{
     Fence, FenceLayer, PathParam, PgFencedTx,
     layer::{PendingWrite, Refusal},
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, pool_of},
     http::Server,
     proxy::{Passage, Proxy, Sender},
 };
@@ -43,8 +43,7 @@ async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
 }
 
 async fn fence_behind(proxy: &Proxy, db: &Fresh<Postgres>) -> Fence<Postgres> {
-    let pool = PgPoolOptions::new().max_connections(2);
-    Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap())
+    Fence::new(pool_of(&proxy.url(&db.url), 2).await)
 }
 
 async fn write(mut tx: PgFencedTx) {
@@ -96,8 +95,7 @@ async fn unknown_outcome_of_a_handler_is_reported() {
     }
     let db = Postgres::fresh(2).await;
     let (proxy, cut) = cutting_proxy(&db).await;
-    let pool = PgPoolOptions::new().max_connections(2);
-    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let pool = pool_of(&proxy.url(&db.url), 2).await;
     let fence = Fence::builder().hold_timeout(Duration::from_secs(1));
     let layer = FenceLayer::new(fence.build(pool), PathParam("sku"));
     let app = Router::new()

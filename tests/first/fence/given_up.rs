@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse, fence::WriteError};
 
 use crate::support::{
-    database::TestDatabase,
+    database::{TestDatabase, pool_of},
     eventually,
     proxy::{Link, Passage, Proxy},
 };
@@ -83,8 +83,7 @@ async fn unanswered_statement_in_a_transaction_is_given_up() {
         Passage::Dropped.when(parts.any(|part| part == WRITE.as_bytes()))
     })
     .await;
-    let pool = PgPoolOptions::new().max_connections(1);
-    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let pool = pool_of(&proxy.url(&db.url), 1).await;
     let brief = Duration::from_millis(300);
     let fence = Fence::builder()
         .transaction_pooling(true)
@@ -106,8 +105,7 @@ async fn failed_connection_test_is_not_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     for reuse in [false, true] {
         let proxy = Proxy::to(db.addr()).await;
-        let pool = PgPoolOptions::new().max_connections(1);
-        let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+        let pool = pool_of(&proxy.url(&db.url), 1).await;
         let fence = Fence::builder()
             .reuse_connections(reuse)
             .pool_timeout(Duration::from_millis(300))

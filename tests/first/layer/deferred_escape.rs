@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use sqlx::{Executor, PgPool, Postgres, postgres::PgPoolOptions};
+use sqlx::{Executor, Postgres};
 use tokio::{
     join,
     sync::Notify,
@@ -22,7 +22,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE,
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, pool_of},
     eventually,
     http::Server,
 };
@@ -159,8 +159,7 @@ async fn transaction_kept_by_a_background_task_is_ended() {
 async fn other_requests_wait_behind_a_begin_without_a_connection() {
     let db = Postgres::fresh(2).await;
     let signals = Signals::default();
-    let options = PgPoolOptions::new().max_connections(3);
-    let pool: PgPool = options.connect(&db.url).await.unwrap();
+    let pool = pool_of(&db.url, 3).await;
     let fence = Fence::builder()
         .lock_timeout(PATIENCE)
         .hold_timeout(PATIENCE)

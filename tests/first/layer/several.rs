@@ -10,7 +10,7 @@ use axum::{
     routing::{any, post},
 };
 use futures_util::{StreamExt, stream};
-use sqlx::{PgConnection, Postgres, postgres::PgPoolOptions};
+use sqlx::{PgConnection, Postgres};
 use tower_fence::{
     AdmitError, Admitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam, PgFencedTx,
     Resource, TokenUse, layer::Refusal,
@@ -19,7 +19,7 @@ use tower_fence::{
 use crate::{
     contract::{resource, token},
     support::{
-        database::{Fresh, TestDatabase, on_both_databases},
+        database::{Fresh, TestDatabase, on_both_databases, pool_of},
         http::{Answer, Server},
     },
 };
@@ -221,8 +221,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
     // These two pools share only the database, like those of two processes.
     let mut servers = vec![];
     for _ in 0..2 {
-        let pool = PgPoolOptions::new().max_connections(16);
-        let fence = Fence::new(pool.connect(&db.url).await.unwrap());
+        let fence = Fence::new(pool_of(&db.url, 16).await);
         servers.push(Server::start(app(fence)).await);
     }
     let refused = AtomicU64::new(0);

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Postgres, postgres::PgPoolOptions};
+use sqlx::Postgres;
 use tokio::time::sleep;
 use tower_fence::{
     Fence,
@@ -16,7 +16,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, pool_of},
     lease::{LONG, is_held, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
     soon,
@@ -50,8 +50,7 @@ impl Site {
             Sender::Server => Passage::Whole,
         })
         .await;
-        let pool = PgPoolOptions::new().max_connections(2);
-        let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+        let pool = pool_of(&proxy.url(&db.url), 2).await;
         Self {
             losing: PostgresLeases::new(Fence::new(pool)),
             leases: PostgresLeases::new(db.fence()),

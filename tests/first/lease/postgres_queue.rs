@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{
-    Executor, Postgres,
-    postgres::{PgListener, PgPoolOptions},
-};
+use sqlx::{Executor, Postgres, postgres::PgListener};
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Fence, Resource,
@@ -14,7 +11,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE, SOON,
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, pool_of},
     eventually,
     functions::{acquire, is_refused, release},
     lease::{
@@ -27,8 +24,7 @@ use crate::support::{
 
 /// Returns a store with its own pool, as if in another process.
 async fn other_process(db: &Fresh<Postgres>) -> PostgresLeases {
-    let pool = PgPoolOptions::new().max_connections(3);
-    PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))
+    PostgresLeases::new(Fence::new(pool_of(&db.url, 3).await))
 }
 
 /// Registers listener 7, like a process that serves waiters.
@@ -47,8 +43,7 @@ async fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     let short_lived = move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
-            let pool = PgPoolOptions::new().max_connections(2);
-            let leases = PostgresLeases::new(Fence::new(pool.connect(&url).await.unwrap()));
+            let leases = PostgresLeases::new(Fence::new(pool_of(&url, 2).await));
             for _ in 0..count {
                 wait(&leases, LONG).await;
             }
