@@ -52,7 +52,7 @@ pub fn stat(folder: &Path) -> Option<Vec<String>> {
     Some(fields.split(' ').map(str::to_owned).collect())
 }
 
-/// Returns a process and all its descendants, parents first. Without `/proc`, it returns the process
+/// Returns a process and all its descendants, parents first. Without `/proc`, returns the process
 /// alone.
 pub fn family(eldest: u32) -> Vec<u32> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
