@@ -55,12 +55,6 @@ fn each_rule_of_data_loss_is_needed() {
     searches::rules_of_losses();
 }
 
-/// The scripts make three comparisons that no promise needs.
-#[test]
-fn redundant_comparisons_may_be_left_out() {
-    searches::spare_rules_of_losses();
-}
-
 #[test]
 fn every_waiter_in_the_queue_gets_its_turn() {
     searches::queue();
@@ -99,11 +93,6 @@ fn promises_of_leases_in_etcd_hold() {
 #[test]
 fn each_rule_of_etcd_is_needed() {
     searches::rules_of_etcd();
-}
-
-#[test]
-fn another_comparison_covers_the_revision_of_a_row() {
-    searches::spare_rules_of_etcd();
 }
 
 #[test]

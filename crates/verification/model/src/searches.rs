@@ -5,14 +5,10 @@ use stateright::{Checker, Model};
 
 use crate::{
     documented,
-    etcd::{self, Etcd},
+    etcd::Etcd,
     exhaust,
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
-    lease::{
-        last_word::LastWord,
-        losses::{self, Losses},
-        queue::Queue,
-    },
+    lease::{last_word::LastWord, losses::Losses, queue::Queue},
     quorum::Quorum,
     search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
 };
@@ -80,12 +76,6 @@ pub fn losses() {
     are_documented::<Losses>(&[hold_in_bounds_of_rules::<Losses>()]);
 }
 
-pub fn spare_rules_of_losses() {
-    for rule in losses::Rule::SPARE {
-        hold(vec![Losses::in_bounds_of(rule).leave_out(rule)]);
-    }
-}
-
 pub fn losses_in_large_bounds() {
     are_documented::<Losses>(&exhaust::hold(Losses::large_worlds()));
 }
@@ -139,12 +129,6 @@ pub fn etcd_in_large_bounds() {
 
 pub fn rules_of_etcd() {
     each_rule_is_needed::<Etcd>();
-}
-
-pub fn spare_rules_of_etcd() {
-    for rule in etcd::Rule::SPARE {
-        hold(vec![Etcd::in_bounds_of(rule).leave_out(rule)]);
-    }
 }
 
 /// Checks that both searches find the same states, and that both detect each rule that is left out.

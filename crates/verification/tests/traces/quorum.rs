@@ -71,7 +71,6 @@ impl fmt::Debug for Kind<'_> {
             Step::Choose(..) => "Choose",
             Step::Seal(..) => "Seal",
             Step::CleanUp(..) => "CleanUp",
-            Step::AskAhead(..) => "AskAhead",
             Step::Renew(..) => "Renew",
             Step::Release(..) => "Release",
             Step::ReadKey(..) => "ReadKey",

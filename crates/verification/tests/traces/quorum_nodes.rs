@@ -136,7 +136,7 @@ impl Nodes {
         let place = |at: At| state.nodes[at.node].name.0 - 1;
         let id = |lease: u8| char::from(b'a' + lease).to_string();
         let (node, resource, text, id, more) = match step {
-            Step::Choose(..) | Step::AskAhead(_) => return true,
+            Step::Choose(..) => return true,
             Step::Take(Of(request, of), at, expired) => {
                 if expired {
                     let key = self.lease(of.resource);

@@ -198,9 +198,7 @@ impl Bounds {
             Rule::EtcdLeaseOnce => Self::of(&[A, A_AT_SECOND]).copies(1),
             Rule::GiveUpOwn | Rule::RepeatMoves => Self::of(&[A, A_AT_SECOND]).gives_up(),
             Rule::EpochOnRow => Self::of(&[A, B, C]).empty(),
-            Rule::CachedRow | Rule::RowRevision => {
-                Self::of(&[A, B, C]).empty().restores_the_beginning(1)
-            }
+            Rule::CachedRow => Self::of(&[A, B, C]).empty().restores_the_beginning(1),
             Rule::Checked | Rule::StatusAfter | Rule::NewEpoch => Self::of(&[A, B]).restores(1, 1),
             Rule::LeadOfStatus => Self::of(&[A, B]).after_restore().restores_the_beginning(1),
             Rule::OneLateWrite => Self::of(&[A, B]).restores_the_beginning(2).copies(2),

@@ -31,7 +31,9 @@ impl Etcd {
             }
         }
         state.requests[place].sent.write = Some(write);
-        state.etcd.write(request.resource, &write, self.compares())
+        state
+            .etcd
+            .write(request.resource, &write, self.compares_incarnation())
     }
 
     /// Whether the next transaction of a request only reads. This applies to renewals with the same

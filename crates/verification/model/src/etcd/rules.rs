@@ -44,8 +44,6 @@ pub enum Rule {
     GiveUpOwn,
     /// A repeated request moves the key to its own etcd lease.
     RepeatMoves,
-    /// A transaction compares the revision of the cached row.
-    RowRevision,
     /// The answer contains the row and the incarnation that were cached.
     CachedRow,
     /// The lead is compared with the stored lead.
@@ -105,10 +103,6 @@ impl Rule {
         Self::NotFoundReads,
         Self::MoveRevokes,
     ];
-
-    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules
-    /// prevent the same violations.
-    pub const SPARE: [Self; 1] = [Self::RowRevision];
 }
 
 impl fmt::Display for Rule {
@@ -120,7 +114,6 @@ impl fmt::Display for Rule {
             }
             Self::GiveUpOwn => "a request that gives up does not revoke an earlier etcd lease",
             Self::RepeatMoves => "a repeated request moves the lease to its own etcd lease",
-            Self::RowRevision => "a transaction compares the revision of the cached row",
             Self::CachedRow => "a grant requires the incarnation and the epoch of the cached row",
             Self::Checked => "each grant is checked for a restore",
             Self::StatusAfter => "the status is read after the transaction, not before it",

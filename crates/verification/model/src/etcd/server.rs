@@ -78,13 +78,6 @@ pub struct Seen {
     pub key: Option<Key>,
 }
 
-/// The comparisons of a transaction that writes the key of a lease.
-#[derive(Clone, Copy, Debug)]
-pub struct Compares {
-    pub revision: bool,
-    pub incarnation: bool,
-}
-
 /// The data of etcd. A snapshot is a copy of all data except the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Server {
@@ -193,7 +186,12 @@ impl Server {
 
     /// Writes the key of a lease if the comparisons hold. Returns `None` if etcd refuses the write
     /// because the etcd lease no longer exists.
-    pub fn write(&mut self, resource: usize, write: &Write, compares: Compares) -> Option<Seen> {
+    pub fn write(
+        &mut self,
+        resource: usize,
+        write: &Write,
+        compares_incarnation: bool,
+    ) -> Option<Seen> {
         let matches_key = match (write.replaces, self.keys[resource]) {
             (None, None) => true,
             (Some(found), Some(key)) => found.written == key.written,
@@ -203,8 +201,7 @@ impl Server {
         let is_row = write.row.is_some_and(|cached| {
             let incarnation = self.incarnation.map(|incarnation| incarnation.id);
             let is_revision = row.is_some_and(|row| row.written == cached.written);
-            (is_revision || !compares.revision)
-                && (incarnation == Some(cached.incarnation) || !compares.incarnation)
+            is_revision && (incarnation == Some(cached.incarnation) || !compares_incarnation)
         });
         if let Some(cached) = write.row
             && matches_key

@@ -5,7 +5,7 @@ use super::{
     bounds::{Kind, Request},
     judge::Status,
     rules::Rule,
-    server::{Compares, PARTITIONS},
+    server::PARTITIONS,
     state::{Before, Sent, SinceRestore, Stage, State},
     step::{Of, Step},
 };
@@ -69,7 +69,8 @@ impl Etcd {
             Step::TxnAgain(Of(place, request)) => {
                 next.spent.copies += 1;
                 let write = state.requests[place].sent.write?;
-                next.etcd.write(request.resource, &write, self.compares());
+                next.etcd
+                    .write(request.resource, &write, self.compares_incarnation());
             }
             Step::WriteIncarnationAgain(Of(place, _)) => {
                 next.spent.copies += 1;
@@ -149,14 +150,11 @@ impl Etcd {
         }
     }
 
-    pub(super) fn compares(&self) -> Compares {
-        let rules = self.rules;
-        Compares {
-            revision: rules.has(Rule::RowRevision),
-            incarnation: rules.has(Rule::OneIncarnation)
-                && rules.has(Rule::RowNamesIncarnation)
-                && rules.has(Rule::CachedRow),
-        }
+    /// Whether the transaction that writes the key of a lease compares the incarnation.
+    pub(super) fn compares_incarnation(&self) -> bool {
+        self.rules.has(Rule::OneIncarnation)
+            && self.rules.has(Rule::RowNamesIncarnation)
+            && self.rules.has(Rule::CachedRow)
     }
 
     /// Returns the highest tokens of a resource that were returned to clients until now.

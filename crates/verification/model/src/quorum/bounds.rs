@@ -191,7 +191,7 @@ impl Bounds {
         self
     }
 
-    /// Returns the smallest bounds in which a promise breaks, or might break, without the rule.
+    /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn of_rule(rule: Rule) -> Self {
         match rule {
             Rule::Seal
@@ -210,38 +210,15 @@ impl Bounds {
             Rule::BlankSealsNothing => Self::of(&[A, B]).restarts_from_the_beginning(1),
             Rule::ProposalOfCountedEpoch => Self::of(&[A.proposing_of(2, 1), B]).restarts(1, 0),
             Rule::LateAnswers => Self::of(&[A, B, C]).late_takes(1),
-            Rule::StampBesideAttempt | Rule::SealWhereCounted => Self::of(&[A, B]).late_takes(1),
             Rule::StampBesideLeaseId | Rule::StoredOnMajority => Self::of(&[A, A2, B]),
             Rule::ReplicationIdWhenSealing => Self::of(&[A, B]).restarts(1, 1),
             Rule::ReplicationIdWhenTaking => Self::of(&[A, B]).restarts_from_the_beginning(1),
-            Rule::Incarnation => Self::of(&[A, B])
-                .evicts(1)
-                .late_takes(1)
-                .renews(&[0])
-                .without_counters(),
             Rule::HigherOfBoth => Self::of(&[A.on_second_resource(), B, C]).reaching(2),
-            Rule::NumbersOfOneEpoch => Self::of(&[A.on_second_resource(), B, C])
-                .reaching(2)
-                .evicts(1),
             Rule::BlankUnderNewReplicationId => Self::of(&[A, B, C])
                 .reaching(2)
                 .restarts_from_the_beginning(1),
             Rule::BlankIsUnknown => Self::of(&[A, B]).restarts(1, 0),
-            Rule::EpochFromDatabase | Rule::EpochAskedNow => {
-                Self::of(&[A, B]).reaching(2).restarts(2, 0)
-            }
-            Rule::ReplicationIdWhenBeginning => Self::of(&[A, B, C])
-                .reaching(2)
-                .restarts(1, 1)
-                .without_counters(),
-            Rule::IncarnationWhenBeginning | Rule::BeginRaises => Self::of(&[A, B, C])
-                .reaching(2)
-                .evicts(1)
-                .without_counters(),
-            Rule::ReplicationIdOfStoredToken => Self::of(&[A, A2, B, C.on_second_resource()])
-                .first_is_granted()
-                .reaching(2)
-                .restarts_from_the_beginning(1),
+            Rule::EpochFromDatabase => Self::of(&[A, B]).reaching(2).restarts(2, 0),
             Rule::OnlyRaises => {
                 let above = Some(Token::new(7, 5));
                 Self::of(&[A, A2.another_token(above), A3.another_token(None)])
@@ -255,7 +232,7 @@ impl Bounds {
                 .restarts_from_the_beginning(1)
                 .renews(&[0]),
             Rule::RenewalSetsNothing => Self::of(&[A, B]).first_is_granted().renews(&[0]),
-            Rule::RepairRaises | Rule::RepairRaisesCounter => Self::of(&[A, B]).renews(&[0]),
+            Rule::RepairRaises => Self::of(&[A, B]).renews(&[0]),
             Rule::NewTokenNamesToken => Self::of(&[A, A2.another_token(None), B])
                 .first_is_granted()
                 .reaching(2)

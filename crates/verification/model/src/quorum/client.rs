@@ -119,8 +119,6 @@ pub struct Progress {
     pub(super) before: Option<Before>,
     /// The view that the holder has of its lease, if it requests another token.
     pub(super) holder: Option<Holder>,
-    /// An epoch that was taken in advance.
-    pub(super) ahead: Option<u8>,
     /// The epoch that the request begins on the counters that the takes have returned. The request
     /// then takes the keys again.
     pub epoch: Option<u8>,

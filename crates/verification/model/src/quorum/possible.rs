@@ -33,10 +33,6 @@ impl Quorum {
     pub(super) fn request_steps(&self, state: &State, of: Of, steps: &mut Vec<Step>) {
         let Of(request, what) = of;
         let progress = state.requests[request];
-        let asks_ahead = !self.rules.has(Rule::EpochAskedNow);
-        if asks_ahead && progress.before.is_none() && progress.ahead.is_none() {
-            steps.push(Step::AskAhead(of));
-        }
         if progress.before.is_none() && !self.may_begin(state, request) {
             return;
         }

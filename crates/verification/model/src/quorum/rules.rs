@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-/// The comparisons of the protocol. If a rule is not in [`ALL`], no promise breaks without it in
-/// the bounds that were searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A token is granted when it is sealed, not when it is chosen.
@@ -34,22 +32,14 @@ pub enum Rule {
     SealOnMajority,
     /// A seal requires that the key still belongs to the lease.
     LeaseWhenSealing,
-    /// A seal compares the stamp in addition to the attempt.
-    StampBesideAttempt,
     /// A seal compares the attempt in addition to the lease id.
     StampBesideLeaseId,
     /// A seal requires the replication id under which the key was taken.
     ReplicationIdWhenSealing,
-    /// A seal requires the incarnation of the counter.
-    Incarnation,
-    /// A seal is sent only to nodes whose counters were compared.
-    SealWhereCounted,
     /// Another token for a lease is above its earlier tokens.
     OnlyRaises,
     /// A seal never lowers a counter.
     HigherOfBoth,
-    /// A higher number of an older epoch does not replace a counter.
-    NumbersOfOneEpoch,
     /// A token is above the highest counter of a majority.
     HighestOfMajority,
     /// A counter is valid only under the replication id under which it was written.
@@ -60,18 +50,8 @@ pub enum Rule {
     BlankIsUnknown,
     /// An epoch comes from the database.
     EpochFromDatabase,
-    /// An epoch is not taken in advance.
-    EpochAskedNow,
-    /// An epoch begins only under the replication id for which it was taken.
-    ReplicationIdWhenBeginning,
-    /// An epoch begins only on the incarnation for which it was taken.
-    IncarnationWhenBeginning,
-    /// An epoch begins only above the epoch of the counter.
-    BeginRaises,
     /// A stored token is returned again only if a majority has it.
     StoredOnMajority,
-    /// A key keeps its token only under the replication id under which the token was sealed.
-    ReplicationIdOfStoredToken,
     /// An older attempt of a lease is refused.
     NewerAttemptsOnly,
     /// A renewal names the token of the holder.
@@ -82,8 +62,6 @@ pub enum Rule {
     RenewalSetsNothing,
     /// A renewal never lowers the token of a key.
     RepairRaises,
-    /// A renewal never lowers a counter.
-    RepairRaisesCounter,
     /// Another token is sealed only over the token of the holder.
     NewTokenNamesToken,
     /// A request for another token requires the replication id under which the token was sealed.
@@ -106,7 +84,7 @@ pub enum Rule {
     NodesStandAlone,
 }
 
-/// The rules that are needed, in the order of the table.
+/// All rules, in the order of the table.
 pub(super) const ALL: &[Rule] = &[
     Rule::Seal,
     Rule::SealWhereFree,
@@ -178,14 +156,10 @@ impl fmt::Display for Rule {
                 "a grant in the second trip requires a majority of sealed nodes"
             }
             Self::LeaseWhenSealing => "a seal requires that the key still belongs to the lease",
-            Self::StampBesideAttempt => "a seal compares the stamp, not only the attempt",
             Self::StampBesideLeaseId => "a seal compares the attempt, not only the lease id",
             Self::ReplicationIdWhenSealing => "a seal compares the replication id",
-            Self::Incarnation => "a seal compares the incarnation of the counter",
-            Self::SealWhereCounted => "a seal is sent only to nodes whose counters were compared",
             Self::OnlyRaises => "a new token for a lease is above its stored token",
             Self::HigherOfBoth => "a seal never lowers the counter",
-            Self::NumbersOfOneEpoch => "counts are compared by epoch, and then by number",
             Self::HighestOfMajority => {
                 "a token is above the highest counter of a majority, not only above one counter"
             }
@@ -199,19 +173,8 @@ impl fmt::Display for Rule {
             Self::EpochFromDatabase => {
                 "a new epoch comes from the database, not from the highest known epoch"
             }
-            Self::EpochAskedNow => "an epoch is taken when it is needed, not in advance",
-            Self::ReplicationIdWhenBeginning => {
-                "an epoch begins only under the replication id for which it was taken"
-            }
-            Self::IncarnationWhenBeginning => {
-                "an epoch begins only on the incarnation for which it was taken"
-            }
-            Self::BeginRaises => "an epoch begins only on a counter with a lower epoch",
             Self::StoredOnMajority => {
                 "a stored token is returned again only if a majority of the nodes has it"
-            }
-            Self::ReplicationIdOfStoredToken => {
-                "a stored token is returned again only under its replication id"
             }
             Self::NewerAttemptsOnly => {
                 "an attempt that is older than the attempt of the key is refused"
@@ -222,7 +185,6 @@ impl fmt::Display for Rule {
             Self::RenewalNeedsReplicationId => "a renewal compares the replication id",
             Self::RenewalSetsNothing => "a renewal does not create a missing key",
             Self::RepairRaises => "a renewal never lowers the token of a key",
-            Self::RepairRaisesCounter => "a renewal never lowers a counter",
             Self::NewTokenNamesToken => {
                 "a request for a new token compares the token, not only the lease id"
             }

@@ -229,8 +229,7 @@ impl Server {
         let usable = self.usable(rules).is_some();
         self.own(rules);
         let taken = self.stamped(sender, mine);
-        let keeps = |key: &Key| self.counts(key) || !rules.has(Rule::ReplicationIdOfStoredToken);
-        let kept = mine.filter(keeps);
+        let kept = mine.filter(|key| self.counts(key));
         let is_repeated = mine.is_some_and(|key| self.counts(&key) && sender.is(&key));
         let mark = kept.is_some_and(|key| key.mark && key.ticket == sender.ticket);
         let mut key = Key {
@@ -334,22 +333,14 @@ impl Server {
         replaced: Option<Token>,
     ) -> Answer {
         let compares_id = rules.has(Rule::ReplicationIdWhenSealing);
-        let incarnation = rules.has(Rule::Incarnation);
         let attempt = rules.has(Rule::StampBesideLeaseId);
-        let is_stamp = |of_key: Stamp| {
-            of_key.replication_id == stamp.replication_id
-                && (of_key.incarnation == stamp.incarnation || !incarnation)
-                && of_key.serial == stamp.serial
-        };
         let is_taken = |key: &Key| {
-            key.lease == sender.lease
-                && (sender.is(key) || !attempt)
-                && (is_stamp(key.stamp) || !attempt || !rules.has(Rule::StampBesideAttempt))
+            key.lease == sender.lease && (sender.is(key) && key.stamp == stamp || !attempt)
         };
         let is_taken = self.keys[sender.resource].is_some_and(|key| is_taken(&key));
         let own = |counter: &Counter| {
             let is_own = self.owns(rules, counter) && self.replication_id == stamp.replication_id;
-            (is_own || !compares_id) && (counter.incarnation == stamp.incarnation || !incarnation)
+            (is_own || !compares_id) && counter.incarnation == stamp.incarnation
         };
         let unknown = rules.has(Rule::BlankIsUnknown);
         let usable = |counter: &Counter| counter.n.is_some() || !unknown;
@@ -374,9 +365,7 @@ impl Server {
             key.token = Some(token);
         }
         let counted = counter.counted();
-        let is_higher =
-            count > counted || (count.n > counted.n && !rules.has(Rule::NumbersOfOneEpoch));
-        if is_higher || !rules.has(Rule::HigherOfBoth) {
+        if count > counted || !rules.has(Rule::HigherOfBoth) {
             counter.set(count);
         }
         self.counter = Some(counter);
@@ -384,17 +373,11 @@ impl Server {
     }
 
     /// Begins an epoch on the counter that a take has returned.
-    pub(super) fn begin(
-        &mut self,
-        rules: Rules,
-        (replication_id, incarnation): (u8, u8),
-        epoch: u8,
-    ) -> Answer {
+    pub(super) fn begin(&mut self, (replication_id, incarnation): (u8, u8), epoch: u8) -> Answer {
         let is_one = |counter: &&mut Counter| {
-            (counter.replication_id == replication_id && self.replication_id == replication_id
-                || !rules.has(Rule::ReplicationIdWhenBeginning))
-                && (counter.incarnation == incarnation
-                    || !rules.has(Rule::IncarnationWhenBeginning))
+            counter.replication_id == replication_id
+                && self.replication_id == replication_id
+                && counter.incarnation == incarnation
         };
         let Some(counter) = self.counter.as_mut().filter(is_one) else {
             return Answer::Refused;
@@ -402,7 +385,7 @@ impl Server {
         if counter.n.is_some() && counter.epoch == epoch {
             return Answer::Begun;
         }
-        if epoch <= counter.epoch && rules.has(Rule::BeginRaises) {
+        if epoch <= counter.epoch {
             return Answer::Refused;
         }
         counter.set(Token::new(epoch, 0));
@@ -444,7 +427,7 @@ impl Server {
         if let Some(mut counter) = of_counter.filter(|_| key.token != Some(token) && lags(&key)) {
             key.token = Some(token);
             self.keys[sender.resource] = Some(key);
-            if token > counter.counted() || !rules.has(Rule::RepairRaisesCounter) {
+            if token > counter.counted() {
                 counter.set(token);
             }
             self.counter = Some(counter);

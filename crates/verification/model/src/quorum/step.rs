@@ -15,7 +15,6 @@ pub enum Step {
     Choose(Of, Nodes),
     Seal(Of, At),
     CleanUp(Of, At),
-    AskAhead(Of),
     Renew(usize, u8, At),
     Release(usize, u8, At),
     ReadKey(usize, u8, At),
@@ -92,7 +91,6 @@ impl fmt::Debug for Step {
             Self::CleanUp(Of(_, who), at) => {
                 write!(f, "{who} gives up, and cleans up {at}")
             }
-            Self::AskAhead(Of(_, who)) => write!(f, "{who} takes an epoch in advance"),
             Self::Renew(_, who, at) => write!(f, "{} is renewed on {at}", Lease(who)),
             Self::Release(_, who, at) => write!(f, "{} is released on {at}", Lease(who)),
             Self::ReadKey(_, who, at) => write!(f, "a break of {} reads {at}", Lease(who)),

@@ -24,16 +24,11 @@ impl Quorum {
             Step::Begin(Of(request, _), at) => {
                 let blank = next.nodes[at.node].asked[request].blank.take()?;
                 let epoch = next.requests[request].epoch?;
-                next.server_mut(at)?.begin(self.rules, blank, epoch)
+                next.server_mut(at)?.begin(blank, epoch)
             }
             Step::Choose(Of(request, _), nodes) => self.choose(&mut next, request, nodes)?,
             Step::Seal(Of(request, _), at) => self.seal(&mut next, request, at)?,
             Step::CleanUp(Of(request, _), at) => self.clean_up(&mut next, request, at)?,
-            Step::AskAhead(Of(request, _)) => {
-                next.epoch += 1;
-                next.requests[request].ahead = Some(next.epoch);
-                Answer::None
-            }
             Step::Renew(renewal, lease, at) => self.renew(&mut next, renewal, lease, at)?,
             Step::Release(release, lease, at) => self.release(&mut next, release, lease, at)?,
             Step::ReadKey(ended, lease, at) => {
@@ -83,7 +78,7 @@ impl Quorum {
         }
         let asked = &mut state.nodes[at.node].asked[request];
         let is_late = asked.ran || has_chosen;
-        if !is_late || !rules.has(Rule::SealWhereCounted) {
+        if !is_late {
             asked.taken = Some(taken);
         }
         if taken.is_sealed {
@@ -189,16 +184,12 @@ impl Quorum {
     /// Takes an epoch for the counters that the takes have returned. The request then takes the
     /// keys again.
     fn begin_epoch(&self, state: &mut State, request: usize, of: Nodes, known: u8) {
-        let ahead = state.requests[request].ahead.take();
-        let epoch = ahead.unwrap_or_else(|| {
-            let from = match self.rules.has(Rule::EpochFromDatabase) {
-                true => known.max(state.epoch),
-                false => known,
-            };
-            state.epoch = state.epoch.max(from + 1);
-            from + 1
-        });
-        state.requests[request].epoch = Some(epoch);
+        let from = match self.rules.has(Rule::EpochFromDatabase) {
+            true => known.max(state.epoch),
+            false => known,
+        };
+        state.epoch = state.epoch.max(from + 1);
+        state.requests[request].epoch = Some(from + 1);
         state.requests[request].has_epoch = true;
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];

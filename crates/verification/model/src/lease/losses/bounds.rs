@@ -100,6 +100,11 @@ pub fn small() -> Vec<Bounds> {
             ..alone
         },
         Bounds {
+            losses: &[Loss::StandbyIsPromoted, Loss::KeysAreCopiedBack],
+            most: 2,
+            ..alone
+        },
+        Bounds {
             losses: &[Loss::ReplicaIsPromoted],
             most: 1,
             ..two

@@ -51,14 +51,11 @@ pub enum Rule {
     Memory,
     FindMaster,
     BeginsAbove,
-    AboveTheMemory,
     LeaseOfACounter,
     LeaseOfTheEpoch,
     Source,
     RenewCompares,
     ReleaseCompares,
-    LeaseOfANumber,
-    ReplicationIdOfBlank,
 }
 
 impl Rule {
@@ -83,15 +80,7 @@ impl Rule {
         Self::ReleaseCompares,
     ];
 
-    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules take
-    /// effect first.
-    pub const SPARE: [Self; 3] = [
-        Self::LeaseOfANumber,
-        Self::ReplicationIdOfBlank,
-        Self::AboveTheMemory,
-    ];
-
-    /// Returns the smallest bounds in which a promise breaks, or might break, without the rule.
+    /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn bounds(self) -> Bounds {
         let two = Bounds {
             holders: 2,
@@ -109,9 +98,7 @@ impl Rule {
         let flushed = |most| losing(most, &[Loss::RedisIsFlushed]);
         match self {
             Self::Epoch => flushed(1),
-            Self::ReplicationId | Self::ReplicationIdOfBlank => {
-                losing(1, &[Loss::RedisRestartsFromAnOldFile])
-            }
+            Self::ReplicationId => losing(1, &[Loss::RedisRestartsFromAnOldFile]),
             Self::Incarnation => Bounds {
                 abandoned: 1,
                 ..flushed(1)
@@ -139,15 +126,11 @@ impl Rule {
                 ..losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed])
             },
             Self::Memory | Self::BeginsAbove => alone(losing(1, &[Loss::KeysAreCopiedBack])),
-            Self::AboveTheMemory => alone(losing(
-                2,
-                &[Loss::StandbyIsPromoted, Loss::KeysAreCopiedBack],
-            )),
             Self::FindMaster => Bounds {
                 holders: 3,
                 ..alone(losing(1, &[Loss::ReplicaIsPromoted]))
             },
-            Self::LeaseOfACounter | Self::LeaseOfANumber => Bounds {
+            Self::LeaseOfACounter => Bounds {
                 renewals: true,
                 ..losing(1, &[Loss::RedisRestartsFromAnOldFile])
             },
@@ -194,15 +177,8 @@ impl fmt::Display for Rule {
             Self::BeginsAbove => {
                 "a counter below the highest count that the issuer has seen is replaced"
             }
-            Self::AboveTheMemory => {
-                "an epoch is requested above the highest count that the issuer has seen"
-            }
             Self::LeaseOfACounter => "a stored lease is valid only if the counter is valid",
             Self::LeaseOfTheEpoch => "a stored lease is valid only in the epoch of the counter",
-            Self::LeaseOfANumber => "a stored lease is valid only up to the number of the counter",
-            Self::ReplicationIdOfBlank => {
-                "an epoch begins only under the replication id for which it was taken"
-            }
             Self::Source => "a counter belongs to one source of epochs",
             Self::RenewCompares => "a renewal compares the lease id",
             Self::ReleaseCompares => "a release compares the lease id",

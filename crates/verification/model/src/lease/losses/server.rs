@@ -153,8 +153,7 @@ impl Script<'_> {
             !self.rules.follows(Rule::Incarnation) || counter.incarnation == blank.incarnation;
         let above =
             !self.rules.follows(Rule::AboveTheCounter) || epoch > counter.epoch.max(call.seen.0);
-        let same_replication_id = self.server.replication_id == blank.replication_id
-            || !self.rules.follows(Rule::ReplicationIdOfBlank);
+        let same_replication_id = self.server.replication_id == blank.replication_id;
         if !now.own || now.usable || !same_replication_id || !same || !above {
             return false;
         }
@@ -206,7 +205,7 @@ impl Script<'_> {
     fn stands(&self, lease: &Stored, now: &Now) -> bool {
         (now.counts || !self.rules.follows(Rule::LeaseOfACounter))
             && (lease.stamp.0 == now.place.0 || !self.rules.follows(Rule::LeaseOfTheEpoch))
-            && (lease.stamp.1 <= now.place.1 || !self.rules.follows(Rule::LeaseOfANumber))
+            && lease.stamp.1 <= now.place.1
     }
 
     fn needs_epoch(&mut self, call: Call, now: &Now) -> Answer {
@@ -220,10 +219,7 @@ impl Script<'_> {
         if now.behind && !call.replaces {
             return Answer::Behind;
         }
-        let mut epoch = now.place.0;
-        if self.rules.follows(Rule::AboveTheMemory) {
-            epoch = epoch.max(call.seen.0);
-        }
+        let epoch = now.place.0.max(call.seen.0);
         if !now.own || now.behind {
             *self.incarnations += 1;
             *found = Some(Counter {
