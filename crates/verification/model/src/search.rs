@@ -57,6 +57,72 @@ pub trait World:
     }
 }
 
+/// The rules in effect: all, or all but one.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<R>(Option<R>);
+
+impl<R> Default for Rules<R> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<R: PartialEq> Rules<R> {
+    pub fn without(rule: R) -> Self {
+        Self(Some(rule))
+    }
+
+    pub fn has(&self, rule: R) -> bool {
+        self.0 != Some(rule)
+    }
+}
+
+/// Defines the enum `Rule` of a world: its rules in the order of the table, each with its text.
+macro_rules! rules {
+    ($($rule:ident: $text:literal,)+) => {
+        #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+        pub enum Rule {
+            $(#[doc = $text] $rule,)+
+        }
+
+        impl Rule {
+            pub const ALL: &[Self] = &[$(Self::$rule,)+];
+        }
+
+        impl ::std::fmt::Display for Rule {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.write_str(match self {
+                    $(Self::$rule => $text,)+
+                })
+            }
+        }
+    };
+}
+pub(crate) use rules;
+
+/// Defines the enum `Promise` of a world, each promise with its text. `$broken` reads the first
+/// broken promise from a state.
+macro_rules! promises {
+    ($world:ty, $broken:expr, $($promise:ident: $text:literal,)+) => {
+        #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+        pub enum Promise {
+            $(#[doc = $text] $promise,)+
+        }
+
+        impl Promise {
+            /// Returns a property for each promise.
+            pub fn properties() -> Vec<::stateright::Property<$world>> {
+                type State = <$world as ::stateright::Model>::State;
+                const BROKEN: fn(&State) -> Option<Promise> = $broken;
+                vec![$(::stateright::Property::always($text, |_, state| {
+                    BROKEN(state) != Some(Promise::$promise)
+                }),)+]
+            }
+        }
+    };
+}
+pub(crate) use promises;
+
 /// Searches whole worlds, and returns the number of states of each. Every promise must hold, and
 /// each possible outcome must be reached in each world.
 pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {

@@ -16,6 +16,7 @@ use tower_fence_model::{
     fence::writes::{
         Attempt, Data, Faults, MOVE, Mode, Request, Stage, State, Step, Verdict, Who, Writes,
     },
+    search::Rules,
 };
 
 use super::{
@@ -92,7 +93,7 @@ async fn take_traces<R: Real>(
             },
             modes: vec![mode],
             one_writer,
-            missing: None,
+            rules: Rules::default(),
         };
         // A statement reads from its snapshot, which may be outdated when the statement has locked
         // the row. This mode gets more traces.

@@ -11,6 +11,7 @@ use redis::aio::{MultiplexedConnection, PubSub};
 use tower_fence_model::{
     Model,
     lease::queue::{Lease, Queue, State, Step, Waiter},
+    search::Rules,
 };
 
 use super::{broken::Change, drawn::Drawn};
@@ -45,7 +46,7 @@ pub async fn walks(change: Option<Change>) {
     for faults in [0, 2] {
         let world = Queue {
             faults,
-            missing: None,
+            rules: Rules::default(),
         };
         for seed in 0..WALKS {
             walk(&world, seed, change, &mut drawn).await;

@@ -61,7 +61,7 @@ impl World for Etcd {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.rules.without = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 }
@@ -98,20 +98,11 @@ impl Model for Etcd {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // A property is a plain function that cannot capture a promise, so each promise has a
-        // function of its own.
-        fn kept<const N: usize>(_: &Etcd, state: &State) -> bool {
-            state.broken != Some(Promise::ALL[N])
-        }
-        let text = |n: usize| Promise::ALL[n].text();
-        let mut properties = vec![
-            Property::always(text(0), kept::<0>),
-            Property::always(text(1), kept::<1>),
-            Property::always(text(2), kept::<2>),
-            Property::always(text(3), kept::<3>),
-            Property::always(text(4), kept::<4>),
-            Property::sometimes("each request is answered", all_are_answered),
-        ];
+        let mut properties = Promise::properties();
+        properties.push(Property::sometimes(
+            "each request is answered",
+            all_are_answered,
+        ));
         if self.bounds.most.restores > 0 {
             properties.push(Property::sometimes(
                 "a lease is granted after the last restore",

@@ -4,29 +4,14 @@
 //! resources in opposite orders. An older holder writes only to the first resource, and a newer
 //! holder only to the second.
 
-use std::fmt;
-
 use stateright::{Model, Property};
 
-use crate::search::World;
+use crate::search::{Rules, World, rules};
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    OneOrder,
-    AllOrNone,
-    EachIsRaised,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OneOrder => "all transactions lock rows in the same order",
-            Self::AllOrNone => "one stale token refuses the whole write",
-            Self::EachIsRaised => {
-                "if the token of one raise is stale, the other raises are still made"
-            }
-        })
-    }
+rules! {
+    OneOrder: "all transactions lock rows in the same order",
+    AllOrNone: "one stale token refuses the whole write",
+    EachIsRaised: "if the token of one raise is stale, the other raises are still made",
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,25 +87,21 @@ pub struct State {
 #[derive(Clone, Debug)]
 pub struct Several {
     pub failures: u8,
-    pub missing: Option<Rule>,
+    pub rules: Rules<Rule>,
 }
 
 impl Several {
-    pub const fn small() -> Self {
+    pub fn small() -> Self {
         Self {
             failures: 1,
-            missing: None,
+            rules: Rules::default(),
         }
-    }
-
-    fn follows(&self, rule: Rule) -> bool {
-        self.missing != Some(rule)
     }
 
     /// Returns the row that a request locks next, after it has locked this number of rows.
     fn next(&self, who: Who, locked: usize) -> Option<Resource> {
         let mut resources = who.resources().to_vec();
-        if self.follows(Rule::OneOrder) {
+        if self.rules.has(Rule::OneOrder) {
             resources.sort();
         }
         resources.get(locked).copied()
@@ -140,7 +121,7 @@ impl Several {
 impl World for Several {
     type Rule = Rule;
     const NAME: &'static str = "Several resources";
-    const RULES: &'static [Rule] = &[Rule::OneOrder, Rule::AllOrNone, Rule::EachIsRaised];
+    const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
         vec![Self::small()]
@@ -151,7 +132,7 @@ impl World for Several {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.missing = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 }
@@ -214,7 +195,7 @@ impl Model for Several {
                     return None;
                 };
                 let is_alive = who.token() > before.max_token[resource as usize];
-                state.attempts[who as usize] = if is_alive || !self.follows(Rule::AllOrNone) {
+                state.attempts[who as usize] = if is_alive || !self.rules.has(Rule::AllOrNone) {
                     has[resource as usize] = is_alive;
                     Attempt::Admitting(locked + 1, has)
                 } else {
@@ -245,7 +226,7 @@ impl Model for Several {
                 let any_late = who.resources().iter().any(late);
                 for resource in who.resources() {
                     let place = *resource as usize;
-                    if !any_late || self.follows(Rule::EachIsRaised) {
+                    if !any_late || self.rules.has(Rule::EachIsRaised) {
                         state.max_token[place] = before.max_token[place].max(who.token() - 1);
                     }
                     state.answered[place] = before.answered[place].max(who.token());

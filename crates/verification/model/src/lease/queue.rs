@@ -5,29 +5,15 @@
 //! lease to the first waiter for a short time. The waiter confirms the offer if it retries within
 //! that time.
 
-use std::fmt;
-
 use stateright::{Model, Property};
 
-use crate::search::World;
+use crate::search::{Rules, World, rules};
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    IsWoken,
-    Retries,
-    JoinsAgain,
-    Lapses,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::IsWoken => "a waiter that is offered the lease is woken",
-            Self::Retries => "a waiter retries when the lease should have expired",
-            Self::JoinsAgain => "a waiter that is no longer in the queue joins it again",
-            Self::Lapses => "an unconfirmed offer expires soon",
-        })
-    }
+rules! {
+    IsWoken: "a waiter that is offered the lease is woken",
+    Retries: "a waiter retries when the lease should have expired",
+    JoinsAgain: "a waiter that is no longer in the queue joins it again",
+    Lapses: "an unconfirmed offer expires soon",
 }
 
 const WAITERS: usize = 3;
@@ -90,14 +76,10 @@ pub enum Step {
 pub struct Queue {
     /// The maximum total number of lost messages, killed issuers and waiters that disconnect.
     pub faults: u8,
-    pub missing: Option<Rule>,
+    pub rules: Rules<Rule>,
 }
 
 impl Queue {
-    fn follows(&self, rule: Rule) -> bool {
-        self.missing != Some(rule)
-    }
-
     /// Lists the steps that need no fault.
     fn goes_on(&self, state: &State, steps: &mut Vec<Step>) {
         for waiter in 0..WAITERS {
@@ -106,9 +88,9 @@ impl Queue {
                 Waiter::Sleeps => {
                     let is_out = !state.queue.contains(&waiter)
                         && state.lease != Lease::OfferedTo(waiter)
-                        && self.follows(Rule::JoinsAgain);
+                        && self.rules.has(Rule::JoinsAgain);
                     let is_over = state.lease == Lease::Free && (is_out || !state.queue.is_empty());
-                    if (is_over || is_out) && self.follows(Rule::Retries) {
+                    if (is_over || is_out) && self.rules.has(Rule::Retries) {
                         steps.push(Step::Retry(waiter));
                     }
                 }
@@ -129,7 +111,7 @@ impl Queue {
             }
             // A waiter that is woken confirms the offer before the offer expires.
             Lease::OfferedTo(waiter) => {
-                if !state.messages[waiter] && self.follows(Rule::Lapses) {
+                if !state.messages[waiter] && self.rules.has(Rule::Lapses) {
                     steps.push(Step::Expires);
                 }
             }
@@ -150,7 +132,7 @@ impl Queue {
             if state.is_alive[issuer] {
                 state.unconfirmed = Some(issuer);
                 state.lease = Lease::OfferedTo(first);
-                state.messages[first] = self.follows(Rule::IsWoken);
+                state.messages[first] = self.rules.has(Rule::IsWoken);
                 return;
             }
         }
@@ -189,12 +171,12 @@ impl Queue {
 impl World for Queue {
     type Rule = Rule;
     const NAME: &'static str = "The queue of waiters";
-    const RULES: &'static [Rule] = &[Rule::IsWoken, Rule::Retries, Rule::JoinsAgain, Rule::Lapses];
+    const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
         let within = |faults| Self {
             faults,
-            missing: None,
+            rules: Rules::default(),
         };
         vec![within(0), within(2)]
     }
@@ -202,12 +184,12 @@ impl World for Queue {
     fn in_bounds_of(_: Rule) -> Self {
         Self {
             faults: 2,
-            missing: None,
+            rules: Rules::default(),
         }
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.missing = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 }
@@ -257,7 +239,7 @@ impl Model for Queue {
                 }
             }
             Step::Retry(waiter) => {
-                if state.queue.contains(&waiter) || self.follows(Rule::JoinsAgain) {
+                if state.queue.contains(&waiter) || self.rules.has(Rule::JoinsAgain) {
                     self.acquire(&mut state, waiter);
                 } else if state.lease == Lease::Free {
                     self.offer(&mut state);

@@ -67,7 +67,7 @@ impl World for Quorum {
     type Rule = Rule;
 
     const NAME: &'static str = "A quorum of Redis nodes";
-    const RULES: &'static [Rule] = rules::ALL;
+    const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
         Bounds::small().into_iter().map(Self::new).collect()
@@ -82,7 +82,7 @@ impl World for Quorum {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.rules.without = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 }

@@ -57,18 +57,18 @@ impl Floors {
                         has_row(state, other, holder.resource as usize) || whole
                     }
                     Attempt::NoRow(_) => {
-                        has_floor(state, other) && self.follows(Rule::FloorIsLocked) || whole
+                        has_floor(state, other) && self.rules.has(Rule::FloorIsLocked) || whole
                     }
                     Attempt::None | Attempt::Has(..) => false,
                 }
             }
             // A removal skips rows that are locked.
             Party::Removal => match state.removal {
-                Removal::Asked(_) if self.follows(Rule::FloorIsLockedFirst) => {
-                    shares_floor(state, other) && self.follows(Rule::FloorIsLocked) || whole
+                Removal::Asked(_) if self.rules.has(Rule::FloorIsLockedFirst) => {
+                    shares_floor(state, other) && self.rules.has(Rule::FloorIsLocked) || whole
                 }
                 Removal::Removed(_, false) => {
-                    shares_floor(state, other) && self.follows(Rule::FloorIsLocked)
+                    shares_floor(state, other) && self.rules.has(Rule::FloorIsLocked)
                 }
                 _ => false,
             },

@@ -9,49 +9,25 @@ mod locks;
 mod state;
 mod steps;
 
-use std::fmt;
-
 use stateright::{Model, Property};
 
 pub use self::{
     state::{Attempt, FORGED, Holder, Lease, MOVE, Outcome, Removal, Resource, State, Use, Who},
     steps::Step,
 };
-use crate::search::World;
+use crate::search::{Rules, World, rules};
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    Floor,
-    FloorGoesUp,
-    AdmittedAboveFloor,
-    RaisedAboveFloor,
-    FloorIsLocked,
-    FloorIsLockedFirst,
-    ReadAgain,
-    HeldAreSpared,
-    OutliersAreSpared,
-    FloorMovesUp,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Floor => "the removal of a row raises the floor to the row's `max_token`",
-            Self::FloorGoesUp => "the floor is never lowered",
-            Self::AdmittedAboveFloor => "a first write needs a token above the floor",
-            Self::RaisedAboveFloor => "a raise creates no row below the floor",
-            Self::FloorIsLocked => "a transaction that creates a row locks the floor that it reads",
-            Self::FloorIsLockedFirst => "a removal locks the floor before it locks rows",
-            Self::ReadAgain => "a removal checks again, under the lock, that a row is idle",
-            Self::HeldAreSpared => {
-                "a row is kept while its `max_token` is not below the token of a held lease"
-            }
-            Self::OutliersAreSpared => {
-                "a row whose `max_token` is above all granted tokens is kept"
-            }
-            Self::FloorMovesUp => "after a failover, the floor refuses all earlier tokens",
-        })
-    }
+rules! {
+    Floor: "the removal of a row raises the floor to the row's `max_token`",
+    FloorGoesUp: "the floor is never lowered",
+    AdmittedAboveFloor: "a first write needs a token above the floor",
+    RaisedAboveFloor: "a raise creates no row below the floor",
+    FloorIsLocked: "a transaction that creates a row locks the floor that it reads",
+    FloorIsLockedFirst: "a removal locks the floor before it locks rows",
+    ReadAgain: "a removal checks again, under the lock, that a row is idle",
+    HeldAreSpared: "a row is kept while its `max_token` is not below the token of a held lease",
+    OutliersAreSpared: "a row whose `max_token` is above all granted tokens is kept",
+    FloorMovesUp: "after a failover, the floor refuses all earlier tokens",
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +43,7 @@ pub struct Floors {
     pub failovers: u8,
     /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
-    pub missing: Option<Rule>,
+    pub rules: Rules<Rule>,
 }
 
 impl Floors {
@@ -79,7 +55,7 @@ impl Floors {
             strangers: 1,
             failovers: 0,
             one_writer: false,
-            missing: None,
+            rules: Rules::default(),
         }
     }
 
@@ -101,27 +77,12 @@ impl Floors {
             ..Self::small()
         }
     }
-
-    fn follows(&self, rule: Rule) -> bool {
-        self.missing != Some(rule)
-    }
 }
 
 impl World for Floors {
     type Rule = Rule;
     const NAME: &'static str = "Floors";
-    const RULES: &'static [Rule] = &[
-        Rule::Floor,
-        Rule::FloorGoesUp,
-        Rule::AdmittedAboveFloor,
-        Rule::RaisedAboveFloor,
-        Rule::FloorIsLocked,
-        Rule::FloorIsLockedFirst,
-        Rule::ReadAgain,
-        Rule::HeldAreSpared,
-        Rule::OutliersAreSpared,
-        Rule::FloorMovesUp,
-    ];
+    const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
         vec![Self::small(), Self::failing_over()]
@@ -139,7 +100,7 @@ impl World for Floors {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.missing = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 }

@@ -115,10 +115,10 @@ impl Floors {
     }
 
     fn of_removal(&self, state: &State, steps: &mut Vec<Step>) {
-        let shared = state.floor_is_shared() && self.follows(Rule::FloorIsLocked);
+        let shared = state.floor_is_shared() && self.rules.has(Rule::FloorIsLocked);
         let mut remove = |below| {
             for resource in Resource::ALL {
-                let in_use = state.used[resource as usize] && self.follows(Rule::ReadAgain);
+                let in_use = state.used[resource as usize] && self.rules.has(Rule::ReadAgain);
                 let idle = state
                     .row(resource)
                     .is_some_and(|max_token| max_token < below);
@@ -133,7 +133,7 @@ impl Floors {
                     steps.push(Step::Ask);
                 }
             }
-            Removal::Asked(below) if !self.follows(Rule::FloorIsLockedFirst) => remove(below),
+            Removal::Asked(below) if !self.rules.has(Rule::FloorIsLockedFirst) => remove(below),
             Removal::Asked(_) => {
                 if !(shared || self.one_writer && state.is_written_to()) {
                     steps.push(Step::LockFloor);
@@ -184,10 +184,10 @@ impl Floors {
             Step::Ask => {
                 state.removals -= 1;
                 let mut below = u8::MAX;
-                if self.follows(Rule::HeldAreSpared) {
+                if self.rules.has(Rule::HeldAreSpared) {
                     below = before.lowest_held().unwrap_or(below);
                 }
-                if self.follows(Rule::OutliersAreSpared) {
+                if self.rules.has(Rule::OutliersAreSpared) {
                     // A forged token is above all granted epochs, so the removal keeps its row.
                     below = below.min(FORGED);
                 }
@@ -210,7 +210,7 @@ impl Floors {
                 for row in state.rows.iter_mut().flatten() {
                     *row = MOVE.max(*row);
                 }
-                if self.follows(Rule::FloorMovesUp) {
+                if self.rules.has(Rule::FloorMovesUp) {
                     state.floor = before.floor.max(MOVE);
                 }
             }
@@ -219,8 +219,8 @@ impl Floors {
                 if let Removal::Removed(resource, _) = before.removal {
                     let max_token = state.rows[resource as usize].take().unwrap_or_default();
                     state.removed[resource as usize] = true;
-                    if self.follows(Rule::Floor) {
-                        let goes_up = self.follows(Rule::FloorGoesUp);
+                    if self.rules.has(Rule::Floor) {
+                        let goes_up = self.rules.has(Rule::FloorGoesUp);
                         state.floor = if goes_up {
                             before.floor.max(max_token)
                         } else {
@@ -257,7 +257,7 @@ impl Floors {
             Use::Write => Rule::AdmittedAboveFloor,
             Use::Raise => Rule::RaisedAboveFloor,
         };
-        let below = floor >= holder.token && self.follows(rule);
+        let below = floor >= holder.token && self.rules.has(rule);
         let superseded = state
             .row(holder.resource)
             .is_some_and(|max| max >= holder.token);
@@ -300,7 +300,7 @@ impl Floors {
             state.removal,
             Removal::LockedFloor(_) | Removal::Removed(_, true)
         );
-        !(locked && self.follows(Rule::FloorIsLocked) || self.one_writer && state.is_written_to())
+        !(locked && self.rules.has(Rule::FloorIsLocked) || self.one_writer && state.is_written_to())
     }
 }
 

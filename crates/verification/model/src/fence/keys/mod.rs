@@ -6,34 +6,18 @@
 
 mod steps;
 
-use std::fmt;
-
 use stateright::{Model, Property};
 
 pub use self::steps::{HIGHEST_STALE, Step};
-use crate::search::World;
+use crate::search::{Rules, World, rules};
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    RecordIsWritten,
-    OneAtATime,
-    RecordFirst,
-    StoredAnswer,
-    SameRequest,
-    FailureLeavesNone,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::RecordIsWritten => "the record of a key is committed with the write",
-            Self::OneAtATime => "of two requests with the same key, the second waits for the first",
-            Self::RecordFirst => "the record is looked up before the token is checked",
-            Self::StoredAnswer => "a repeated request gets the stored answer",
-            Self::SameRequest => "a stored answer is returned only to a repetition of its request",
-            Self::FailureLeavesNone => "a failed write leaves no record",
-        })
-    }
+rules! {
+    RecordIsWritten: "the record of a key is committed with the write",
+    OneAtATime: "of two requests with the same key, the second waits for the first",
+    RecordFirst: "the record is looked up before the token is checked",
+    StoredAnswer: "a repeated request gets the stored answer",
+    SameRequest: "a stored answer is returned only to a repetition of its request",
+    FailureLeavesNone: "a failed write leaves no record",
 }
 
 /// The write of a request under the key.
@@ -153,7 +137,7 @@ pub struct Keys {
     pub newer: u8,
     /// Whether tokens are single-use. Each entry is a separate part of the world.
     pub single_use: Vec<bool>,
-    pub missing: Option<Rule>,
+    pub rules: Rules<Rule>,
 }
 
 impl Keys {
@@ -166,7 +150,7 @@ impl Keys {
             expiries: 1,
             newer: 1,
             single_use: vec![true, false],
-            missing: None,
+            rules: Rules::default(),
         }
     }
 
@@ -179,26 +163,15 @@ impl Keys {
             expiries: 1,
             newer: 1,
             single_use: vec![true, false],
-            missing: None,
+            rules: Rules::default(),
         }
-    }
-
-    fn follows(&self, rule: Rule) -> bool {
-        self.missing != Some(rule)
     }
 }
 
 impl World for Keys {
     type Rule = Rule;
     const NAME: &'static str = "Idempotency keys";
-    const RULES: &'static [Rule] = &[
-        Rule::RecordIsWritten,
-        Rule::OneAtATime,
-        Rule::RecordFirst,
-        Rule::StoredAnswer,
-        Rule::SameRequest,
-        Rule::FailureLeavesNone,
-    ];
+    const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
         Self::small().parts()
@@ -218,7 +191,7 @@ impl World for Keys {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.missing = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 

@@ -46,7 +46,7 @@ pub enum Step {
 impl Keys {
     pub(super) fn possible(&self, state: &State, steps: &mut Vec<Step>) {
         let row_is_free = !state.attempts.iter().any(|attempt| has_row(*attempt));
-        let key_is_free = !self.follows(Rule::OneAtATime)
+        let key_is_free = !self.rules.has(Rule::OneAtATime)
             || !state.attempts.iter().any(|attempt| has_key(*attempt));
         for (place, request) in Request::ALL.into_iter().enumerate() {
             let in_turn = match request {
@@ -136,7 +136,7 @@ impl Keys {
                 state.failures -= 1;
                 state.failed = true;
                 set(&mut state, request, Attempt::Over);
-                if !self.follows(Rule::FailureLeavesNone) {
+                if !self.rules.has(Rule::FailureLeavesNone) {
                     record(&mut state, request, None);
                 }
             }
@@ -181,21 +181,21 @@ impl Keys {
 
     fn claim(&self, state: &mut State, request: Request) {
         // If the token is checked first, a stale token is refused without a look-up of the record.
-        if !self.follows(Rule::RecordFirst) && TOKEN <= state.max_token {
+        if !self.rules.has(Rule::RecordFirst) && TOKEN <= state.max_token {
             return refuse(state, request);
         }
         let Some(found) = state.record else {
             return set(state, request, Attempt::Claimed);
         };
         set(state, request, Attempt::Over);
-        if found.body != request.body() && self.follows(Rule::SameRequest) {
+        if found.body != request.body() && self.rules.has(Rule::SameRequest) {
             return;
         }
         match found.answer {
             Some(stored) => {
                 state.replayed_when_stale |= TOKEN <= state.max_token;
                 state.replayed_after_failover |= state.failovers < self.failovers;
-                let stored = if self.follows(Rule::StoredAnswer) {
+                let stored = if self.rules.has(Rule::StoredAnswer) {
                     stored
                 } else {
                     state.count()
@@ -221,7 +221,7 @@ impl Keys {
         };
         state.written[request.body() as usize] += 1;
         state.max_token = highest_stale(state, TOKEN);
-        if self.follows(Rule::RecordIsWritten) {
+        if self.rules.has(Rule::RecordIsWritten) {
             record(state, request, Some(answer));
             set(state, request, Attempt::Over);
         } else {

@@ -17,7 +17,7 @@ pub use self::{
     },
     steps::Step,
 };
-use crate::search::World;
+use crate::search::{Rules, World};
 
 /// A world with the same bounds for each of its modes.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct Writes {
     pub modes: Vec<Mode>,
     /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
-    pub missing: Option<Rule>,
+    pub rules: Rules<Rule>,
 }
 
 impl Writes {
@@ -44,7 +44,7 @@ impl Writes {
             },
             modes: Mode::all().collect(),
             one_writer: false,
-            missing: None,
+            rules: Rules::default(),
         }
     }
 
@@ -61,10 +61,6 @@ impl Writes {
             },
             ..Self::small()
         }
-    }
-
-    pub(crate) fn follows(&self, rule: Rule) -> bool {
-        self.missing != Some(rule)
     }
 }
 
@@ -100,7 +96,7 @@ impl World for Writes {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.missing = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 

@@ -112,7 +112,7 @@ impl Writes {
                     steps.push(Step::AnswerGrant(who));
                 }
             }
-            Stage::Granted if self.follows(Rule::FencedRead) => {
+            Stage::Granted if self.rules.has(Rule::FencedRead) => {
                 if free && self.is_up_to_date(state) {
                     steps.push(Step::AdmitRead(who));
                 }
@@ -124,11 +124,11 @@ impl Writes {
             }
             Stage::HasRead => {
                 // The lock of the read itself does not block its COMMIT.
-                if self.follows(Rule::ReadLocks) || free {
+                if self.rules.has(Rule::ReadLocks) || free {
                     steps.push(Step::CommitRead(who));
                 }
                 steps.push(Step::EndRead(who));
-                if !self.follows(Rule::ReadCommits) {
+                if !self.rules.has(Rule::ReadCommits) {
                     steps.push(Step::AnswerReadBeforeCommit(who));
                 }
             }
@@ -161,7 +161,7 @@ impl Writes {
         free: bool,
         steps: &mut Vec<Step>,
     ) {
-        let admit = if self.follows(Rule::OneStatement) {
+        let admit = if self.rules.has(Rule::OneStatement) {
             Step::Admit
         } else {
             Step::Compare
@@ -204,7 +204,7 @@ impl Writes {
                 steps.push(Step::Commit(who, request));
                 steps.push(Step::CommitFails(who, request));
                 let answered = state.verdict(who, request) == Verdict::Done;
-                if !self.follows(Rule::CommitBeforeAnswer) && !answered {
+                if !self.rules.has(Rule::CommitBeforeAnswer) && !answered {
                     steps.push(Step::AnswerBeforeCommit(who, request));
                 }
             }
@@ -285,7 +285,7 @@ impl Writes {
                     data,
                     ..before.committed
                 };
-                if self.follows(Rule::OneTransaction) {
+                if self.rules.has(Rule::OneTransaction) {
                     self.move_row(&mut committed, before, who);
                 }
                 self.commit_write(&mut state, who, request, committed);
@@ -296,7 +296,7 @@ impl Writes {
             }
             Step::CommitFails(who, request) => {
                 state.set(who, request, Attempt::Over);
-                if !self.follows(Rule::UnknownIsNoSuccess) {
+                if !self.rules.has(Rule::UnknownIsNoSuccess) {
                     self.succeed(&mut state, who, request);
                 }
             }
@@ -310,7 +310,7 @@ impl Writes {
                 state.set(who, request, Attempt::Aborted);
             }
             Step::CommitAborted(who, request) => {
-                if self.follows(Rule::AbortedIsFound) {
+                if self.rules.has(Rule::AbortedIsFound) {
                     state.set(who, request, Attempt::Failing);
                 } else {
                     state.set(who, request, Attempt::Over);
@@ -319,7 +319,7 @@ impl Writes {
             }
             Step::AnswerFailure(who, request) => self.answer_failure(&mut state, who, request),
             Step::GoAway(who, request) => {
-                let end = match self.follows(Rule::GoneAway) {
+                let end = match self.rules.has(Rule::GoneAway) {
                     true => Attempt::Over,
                     false => Attempt::LeftOpen,
                 };
@@ -328,7 +328,7 @@ impl Writes {
             Step::AnswerIsLost(who, request) => state.set(who, request, Attempt::Over),
             Step::TurnAway(who, request) => {
                 state.set(who, request, Attempt::Over);
-                if !self.follows(Rule::Rejected) {
+                if !self.rules.has(Rule::Rejected) {
                     self.raise(&mut state, FORGED);
                 }
             }
@@ -352,7 +352,7 @@ impl Writes {
     fn answer_grant(&self, state: &mut State, who: Who) {
         let token = state.holder(who).token;
         let mut stage = Stage::Announced;
-        if self.follows(Rule::Announcement) {
+        if self.rules.has(Rule::Announcement) {
             if state.committed.row.max_token < token {
                 self.raise(state, token);
                 state.answer(token);
@@ -393,7 +393,7 @@ impl Writes {
         let mut row = state.committed.row;
         // Another client can have changed `max_token` only if the read has not locked the row.
         if row.max_token < token {
-            row.max_token = token - u8::from(self.follows(Rule::ReadLeavesToken));
+            row.max_token = token - u8::from(self.rules.has(Rule::ReadLeavesToken));
             row.version += 1;
             state.committed.row = row;
         }
@@ -408,7 +408,7 @@ impl Writes {
             return self.refuse(state, who, request);
         }
         state.set(who, request, Attempt::Admitted);
-        if !self.follows(Rule::OneTransaction) {
+        if !self.rules.has(Rule::OneTransaction) {
             let mut admitted = state.committed;
             self.move_row(&mut admitted, state, who);
             state.committed = admitted;
@@ -420,9 +420,9 @@ impl Writes {
             unreachable!("the statement has taken its snapshot");
         };
         let (seen, now) = (snapshot.row, state.committed.row);
-        let same = if !self.follows(Rule::Guard) {
+        let same = if !self.rules.has(Rule::Guard) {
             true
-        } else if !self.follows(Rule::GuardByVersion) {
+        } else if !self.rules.has(Rule::GuardByVersion) {
             seen.max_token == now.max_token
         } else {
             seen.version == now.version
@@ -477,7 +477,7 @@ impl Writes {
     fn answer_failure(&self, state: &mut State, who: Who, request: Request) {
         state.set(who, request, Attempt::Over);
         let token = state.holder(who).token;
-        if self.follows(Rule::RaiseAfterFailure) {
+        if self.rules.has(Rule::RaiseAfterFailure) {
             self.raise(state, token);
         }
         state.answer(token);
@@ -489,8 +489,8 @@ impl Writes {
 
     /// Makes all older tokens stale, unless they are stale already.
     fn raise(&self, state: &mut State, token: u8) {
-        let highest_stale = token - u8::from(self.follows(Rule::OneBelow));
-        if state.committed.row.max_token < highest_stale || !self.follows(Rule::NeverBack) {
+        let highest_stale = token - u8::from(self.rules.has(Rule::OneBelow));
+        if state.committed.row.max_token < highest_stale || !self.rules.has(Rule::NeverBack) {
             let mut raised = state.committed;
             raised.row.max_token = highest_stale;
             raised.row.version += 1;
@@ -503,7 +503,7 @@ impl Writes {
         let highest_stale = state.holder(who).token - u8::from(!state.mode.single_use);
         let moves = database.row.max_token != highest_stale;
         database.row.max_token = highest_stale;
-        if moves || self.follows(Rule::NewVersion) {
+        if moves || self.rules.has(Rule::NewVersion) {
             database.row.version += 1;
         }
     }
@@ -513,7 +513,7 @@ impl Writes {
         end_transactions(state);
         state.timeline += 1;
         state.committed = state.standby.take().expect("a standby lags");
-        if !self.follows(Rule::MoveAfterFailover) {
+        if !self.rules.has(Rule::MoveAfterFailover) {
             state.committed.row.timeline = state.timeline;
         }
         state.commits = state.committed.data;
@@ -532,17 +532,17 @@ impl Writes {
 
     fn is_alive(&self, state: &State, token: u8) -> bool {
         let max_token = state.committed.row.max_token;
-        token > max_token || token == max_token && !self.follows(Rule::Newer)
+        token > max_token || token == max_token && !self.rules.has(Rule::Newer)
     }
 
     /// Whether the row may admit tokens without a check for a failover.
     fn is_up_to_date(&self, state: &State) -> bool {
-        !state.is_behind() || !self.follows(Rule::NoticesFailover)
+        !state.is_behind() || !self.rules.has(Rule::NoticesFailover)
     }
 
     fn row_is_locked(&self, state: &State) -> bool {
-        self.follows(Rule::OneTransaction) && state.is_written()
-            || self.follows(Rule::ReadLocks) && state.is_read()
+        self.rules.has(Rule::OneTransaction) && state.is_written()
+            || self.rules.has(Rule::ReadLocks) && state.is_read()
             || self.one_writer && state.data_is_locked()
     }
 }

@@ -58,15 +58,15 @@ impl Database {
 
     pub fn announce(&mut self, token: u8, lease: u8, renews: bool, rules: Rules) -> Announcement {
         self.catch_up(rules);
-        let repeats = self.announced == token && rules.follows(Rule::Repeats);
+        let repeats = self.announced == token && rules.has(Rule::Repeats);
         let is_mine = self.lease == Some(lease);
         let is_next = self.announced < token
-            || !rules.follows(Rule::Highest)
-            || repeats && (is_mine || !rules.follows(Rule::WhoseLease));
+            || !rules.has(Rule::Highest)
+            || repeats && (is_mine || !rules.has(Rule::WhoseLease));
         let is_renewable = !renews
             || self.announced == 0
             || is_mine && self.max_token <= self.announced
-            || !rules.follows(Rule::NoneBetween);
+            || !rules.has(Rule::NoneBetween);
         if self.max_token < token && is_next && is_renewable {
             self.grant(token, lease, rules);
             return Announcement::Announced;
@@ -84,7 +84,7 @@ impl Database {
     }
 
     pub fn grant(&mut self, token: u8, lease: u8, rules: Rules) {
-        if rules.follows(Rule::Raise) {
+        if rules.has(Rule::Raise) {
             self.max_token = self.max_token.max(token - 1);
         }
         self.announced = token;
@@ -98,7 +98,7 @@ impl Database {
         if admitted {
             self.max_token = token - u8::from(reusable);
             self.value = value;
-            if token > self.announced && rules.follows(Rule::Ends) {
+            if token > self.announced && rules.has(Rule::Ends) {
                 self.lease = None;
             }
         }
@@ -108,7 +108,7 @@ impl Database {
     fn catch_up(&mut self, rules: Rules) {
         let failovers = self.timeline - self.seen_on;
         self.seen_on = self.timeline;
-        if failovers > 0 && rules.follows(Rule::MoveUp) {
+        if failovers > 0 && rules.has(Rule::MoveUp) {
             self.epoch += failovers * MOVE;
             let last_token = self.epoch * EPOCH + (EPOCH - 1);
             let seen = self.max_token.max(self.announced);

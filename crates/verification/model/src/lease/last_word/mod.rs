@@ -111,7 +111,7 @@ impl World for LastWord {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.rules.without = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 }
@@ -219,19 +219,8 @@ impl Model for LastWord {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // A property is a plain function that cannot capture a promise, so each promise has a
-        // function of its own.
-        fn kept<const N: usize>(_: &LastWord, state: &State) -> bool {
-            state.past.broken != Some(Promise::ALL[N])
-        }
-        let text = |n: usize| Promise::ALL[n].text();
-        let mut properties = vec![
-            Property::always(text(0), kept::<0>),
-            Property::always(text(1), kept::<1>),
-            Property::always(text(2), kept::<2>),
-            Property::always(text(3), kept::<3>),
-            Property::always(text(4), kept::<4>),
-            Property::always(text(5), kept::<5>),
+        let mut properties = Promise::properties();
+        properties.extend([
             Property::always(
                 "no token blocks a resource",
                 |world: &Self, state: &State| world.grants_who_is_alone(state),
@@ -239,7 +228,7 @@ impl Model for LastWord {
             Property::sometimes("every holder has written", |world: &Self, state: &State| {
                 state.past.wrote + 1 == 1 << world.bounds.holders
             }),
-        ];
+        ]);
         if self.bounds.forged > 0 {
             properties.push(Property::sometimes(
                 "a holder writes after a token was forged",

@@ -124,10 +124,10 @@ impl LastWord {
     fn needs_no_announcement(&self, state: &State, request: &Request, token: u8) -> bool {
         let issuer = &state.issuers[usize::from(request.issuer)];
         match request.kind {
-            Kind::Acquire => !self.rules.follows(Rule::Announce),
-            Kind::Renew { new_token: true } => !self.rules.follows(Rule::NewToken),
+            Kind::Acquire => !self.rules.has(Rule::Announce),
+            Kind::Renew { new_token: true } => !self.rules.has(Rule::NewToken),
             Kind::Renew { new_token: false } => {
-                !self.rules.follows(Rule::OfOthers)
+                !self.rules.has(Rule::OfOthers)
                     || issuer.announced[usize::from(request.id)] == Some(token)
             }
             Kind::Release => unreachable!("a release takes no token"),
@@ -143,7 +143,7 @@ impl LastWord {
         let announcement = state
             .database
             .announce(token, request.id, renews, self.rules);
-        if self.rules.follows(Rule::OnDisk) {
+        if self.rules.has(Rule::OnDisk) {
             state.disk = state.database.clone();
         }
         let phase = match announcement {
@@ -154,11 +154,11 @@ impl LastWord {
                 }
                 Kind::Renew { .. } => Phase::Lost,
                 // Without this rule, the database grants the higher token.
-                _ if !self.rules.follows(Rule::OfTheStore) => {
+                _ if !self.rules.has(Rule::OfTheStore) => {
                     state.database.grant(next, request.id, self.rules);
                     Phase::Announced(next)
                 }
-                _ if self.rules.follows(Rule::Lift) && request.higher < ATTEMPTS => {
+                _ if self.rules.has(Rule::Lift) && request.higher < ATTEMPTS => {
                     Phase::Superseded(next)
                 }
                 // The request fails.
@@ -174,8 +174,8 @@ impl LastWord {
         let Phase::Superseded(next) = request.phase else {
             unreachable!("the token was superseded");
         };
-        let compares = self.rules.follows(Rule::LiftCompares);
-        let follows = !self.rules.follows(Rule::CounterStays);
+        let compares = self.rules.has(Rule::LiftCompares);
+        let follows = !self.rules.has(Rule::CounterStays);
         let server = server_of(state, &request);
         let Some((id, _)) = server
             .lease
@@ -205,7 +205,7 @@ impl LastWord {
         let Phase::Announced(token) = request.phase else {
             unreachable!("the grant was announced");
         };
-        let plain = !self.rules.follows(Rule::OfTheStore);
+        let plain = !self.rules.has(Rule::OfTheStore);
         let server = server_of(state, &request);
         match server.lease.filter(|(id, _)| *id == request.id) {
             None => Self::is_lost(state, of),

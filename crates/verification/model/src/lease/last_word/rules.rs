@@ -1,79 +1,37 @@
 //! The promises, the rules, and the bounds in which each rule is needed.
 
-use std::fmt;
+use super::{Bounds, LastWord, Loss};
+use crate::search::{self, promises, rules};
 
-use super::{Bounds, Loss};
-
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub enum Promise {
-    NoLostUpdate,
-    OlderIsStale,
-    Distinct,
-    Later,
-    Stands,
-    OwnCounter,
+promises! {
+    LastWord, |state| state.past.broken,
+    NoLostUpdate: "no write overwrites an update that its holder has not read",
+    OlderIsStale: "after an answer under a token, older tokens are stale",
+    Distinct: "no two leases have the same token",
+    Later: "a later grant has a higher token",
+    Stands: "without a fault, the holder of a valid lease is not refused",
+    OwnCounter: "no forged token changes a token counter",
 }
 
-impl Promise {
-    pub const ALL: [Self; 6] = [
-        Self::NoLostUpdate,
-        Self::OlderIsStale,
-        Self::Distinct,
-        Self::Later,
-        Self::Stands,
-        Self::OwnCounter,
-    ];
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::NoLostUpdate => "no write overwrites an update that its holder has not read",
-            Self::OlderIsStale => "after an answer under a token, older tokens are stale",
-            Self::Distinct => "no two leases have the same token",
-            Self::Later => "a later grant has a higher token",
-            Self::Stands => "without a fault, the holder of a valid lease is not refused",
-            Self::OwnCounter => "no forged token changes a token counter",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub enum Rule {
-    Announce,
-    Raise,
-    OnDisk,
-    Highest,
-    WhoseLease,
-    Repeats,
-    Lift,
-    OfTheStore,
-    LiftCompares,
-    CounterStays,
-    NoneBetween,
-    Ends,
-    NewToken,
-    OfOthers,
-    MoveUp,
+rules! {
+    Announce: "a grant is announced before it is answered",
+    Raise: "an announcement makes older tokens stale",
+    OnDisk: "an announcement is on disk before the answer",
+    Highest: "the row stores the highest announced token",
+    WhoseLease: "the row stores the lease of the announced token",
+    Repeats: "the last announcement may be repeated",
+    Lift: "a superseded grant gets a higher token",
+    OfTheStore: "the store, not the announcement, assigns the higher token",
+    LiftCompares: "only a lease that is still held gets the higher token",
+    CounterStays: "the higher token does not change the token counter",
+    NoneBetween: "another lease or a foreign token supersedes a renewal, even below its new token",
+    Ends: "a token above the announced one ends the announcement",
+    NewToken: "a renewal with a new token is announced",
+    OfOthers: "a renewal announces a token that another process has assigned",
+    MoveUp: "after a change of the timeline, all earlier tokens are stale",
 }
 
 impl Rule {
-    pub const ALL: &[Self] = &[
-        Self::Announce,
-        Self::Raise,
-        Self::OnDisk,
-        Self::Highest,
-        Self::WhoseLease,
-        Self::Repeats,
-        Self::Lift,
-        Self::OfTheStore,
-        Self::LiftCompares,
-        Self::CounterStays,
-        Self::NoneBetween,
-        Self::Ends,
-        Self::NewToken,
-        Self::OfOthers,
-        Self::MoveUp,
-    ];
-
     /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn bounds(self) -> Bounds {
         let two = Bounds {
@@ -136,38 +94,4 @@ impl Rule {
     }
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Announce => "a grant is announced before it is answered",
-            Self::Raise => "an announcement makes older tokens stale",
-            Self::OnDisk => "an announcement is on disk before the answer",
-            Self::Highest => "the row stores the highest announced token",
-            Self::WhoseLease => "the row stores the lease of the announced token",
-            Self::Repeats => "the last announcement may be repeated",
-            Self::Lift => "a superseded grant gets a higher token",
-            Self::OfTheStore => "the store, not the announcement, assigns the higher token",
-            Self::LiftCompares => "only a lease that is still held gets the higher token",
-            Self::CounterStays => "the higher token does not change the token counter",
-            Self::NoneBetween => {
-                "another lease or a foreign token supersedes a renewal, even below its new token"
-            }
-            Self::Ends => "a token above the announced one ends the announcement",
-            Self::NewToken => "a renewal with a new token is announced",
-            Self::OfOthers => "a renewal announces a token that another process has assigned",
-            Self::MoveUp => "after a change of the timeline, all earlier tokens are stale",
-        })
-    }
-}
-
-/// The rules in effect: all, or all but one.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Rules {
-    pub without: Option<Rule>,
-}
-
-impl Rules {
-    pub fn follows(self, rule: Rule) -> bool {
-        self.without != Some(rule)
-    }
-}
+pub type Rules = search::Rules<Rule>;

@@ -24,7 +24,7 @@ impl Database {
     pub fn next_epoch(&mut self, at_least: u8, rules: Rules) -> u8 {
         self.catch_up(rules);
         self.epoch += 1;
-        if rules.follows(Rule::AboveTheCounter) {
+        if rules.has(Rule::AboveTheCounter) {
             self.epoch = self.epoch.max(at_least);
         }
         self.flush(rules);
@@ -34,7 +34,7 @@ impl Database {
     /// Records an epoch that an issuer reports. Returns this epoch, or the lowest valid epoch if
     /// this epoch is no longer valid.
     pub fn report_epoch(&mut self, seen: u8, rules: Rules) -> u8 {
-        if rules.follows(Rule::ReReported) {
+        if rules.has(Rule::ReReported) {
             self.epoch = self.epoch.max(seen);
         }
         self.catch_up(rules);
@@ -53,14 +53,14 @@ impl Database {
     }
 
     fn catch_up(&mut self, rules: Rules) {
-        if std::mem::take(&mut self.changed) && rules.follows(Rule::MoveUp) {
+        if std::mem::take(&mut self.changed) && rules.has(Rule::MoveUp) {
             self.epoch += MOVE;
             self.floor = self.epoch;
         }
     }
 
     fn flush(&mut self, rules: Rules) {
-        if rules.follows(Rule::Durable) {
+        if rules.has(Rule::Durable) {
             self.disk = self.epoch;
         }
     }

@@ -174,7 +174,7 @@ impl Losses {
     /// Reports the epoch of each issuer to the database, as issuers do each minute.
     fn re_report(&self, state: &mut State) {
         state.past.just_forgot = false;
-        if !self.rules.follows(Rule::Again) {
+        if !self.rules.has(Rule::Again) {
             return;
         }
         for (number, issuer) in (0..).zip(&mut state.issuers) {

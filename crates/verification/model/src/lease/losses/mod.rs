@@ -120,7 +120,7 @@ impl World for Losses {
     }
 
     fn leave_out(mut self, rule: Rule) -> Self {
-        self.rules.without = Some(rule);
+        self.rules = Rules::without(rule);
         self
     }
 }
@@ -215,19 +215,8 @@ impl Model for Losses {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // A property is a plain function that cannot capture a promise, so each promise has a
-        // function of its own.
-        fn kept<const N: usize>(_: &Losses, state: &State) -> bool {
-            state.past.broken != Some(Promise::ALL[N])
-        }
-        let text = |n: usize| Promise::ALL[n].text();
-        let mut properties = vec![
-            Property::always(text(0), kept::<0>),
-            Property::always(text(1), kept::<1>),
-            Property::always(text(2), kept::<2>),
-            Property::always(text(3), kept::<3>),
-            Property::always(text(4), kept::<4>),
-            Property::always(text(5), kept::<5>),
+        let mut properties = Promise::properties();
+        properties.extend([
             Property::always(
                 "no request is refused while all servers answer",
                 |world: &Self, state: &State| world.answers_who_is_alone(state),
@@ -240,7 +229,7 @@ impl Model for Losses {
                     holders.into_iter().all(|id| state.past.was_granted(id))
                 },
             ),
-        ];
+        ]);
         if self.bounds.most > 0 {
             let after = |world: &Self, state: &State| {
                 let last = state.past.answered.last();

@@ -86,7 +86,7 @@ impl Losses {
         let call = self.call(&request, seen, replaces);
         let issuer = usize::from(request.issuer);
         // A script that replaces a counter runs on the server that was just found to be the master.
-        if replaces && self.rules.follows(Rule::FindMaster) {
+        if replaces && self.rules.has(Rule::FindMaster) {
             state.issuers[issuer].server = state.master;
         }
         let server = state.issuers[issuer].server;
@@ -111,7 +111,7 @@ impl Losses {
                 by_master: server == state.master,
             },
             Answer::NeedsEpoch(blank) => Phase::NeedsEpoch(blank),
-            Answer::Behind if self.rules.follows(Rule::BeginsAbove) => Phase::Behind,
+            Answer::Behind if self.rules.has(Rule::BeginsAbove) => Phase::Behind,
             // The holder retries, or gives up.
             Answer::Behind | Answer::Held | Answer::OtherSource => return,
             Answer::Lost => {
@@ -141,7 +141,7 @@ impl Losses {
         let database = &mut state.databases[application];
         let at_least = blank.epoch + 1;
         let mut taken = || database.next_epoch(at_least, self.rules);
-        let epoch = if self.rules.follows(Rule::NotAhead) {
+        let epoch = if self.rules.has(Rule::NotAhead) {
             taken()
         } else {
             let epoch = issuer.ahead.take().filter(|epoch| *epoch >= at_least);
@@ -180,7 +180,7 @@ impl Losses {
             .as_mut()
             .expect("the request is in progress");
         let issuer = &mut state.issuers[usize::from(request.issuer)];
-        if self.rules.follows(Rule::FindMaster) {
+        if self.rules.has(Rule::FindMaster) {
             issuer.server = state.master;
         }
         request.phase = Phase::Sent {

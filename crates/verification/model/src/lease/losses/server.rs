@@ -103,14 +103,14 @@ impl Script<'_> {
                 place: now.place,
             };
         }
-        if !now.usable && self.rules.follows(Rule::Epoch) {
+        if !now.usable && self.rules.has(Rule::Epoch) {
             return self.needs_epoch(call, &now);
         }
         self.grant(call)
     }
 
     pub fn renew(&mut self, call: Call, new_token: bool) -> Answer {
-        let compares = self.rules.follows(Rule::RenewCompares);
+        let compares = self.rules.has(Rule::RenewCompares);
         let lease = match self.lease(call) {
             Some(lease) if !compares || lease.id == call.id => lease.clone(),
             _ => return Answer::Lost,
@@ -128,7 +128,7 @@ impl Script<'_> {
                 place: now.place,
             };
         }
-        if !now.usable && self.rules.follows(Rule::Epoch) {
+        if !now.usable && self.rules.has(Rule::Epoch) {
             return self.needs_epoch(call, &now);
         }
         self.grant(call)
@@ -136,7 +136,7 @@ impl Script<'_> {
 
     /// Removes a lease. Returns whether there was one.
     pub fn release(&mut self, call: Call) -> bool {
-        let compares = self.rules.follows(Rule::ReleaseCompares);
+        let compares = self.rules.has(Rule::ReleaseCompares);
         let lease = &mut self.server.keys.leases[call.resource];
         lease
             .take_if(|lease| !compares || lease.id == call.id)
@@ -149,10 +149,9 @@ impl Script<'_> {
         let Some(counter) = &mut self.server.keys.counter else {
             return false;
         };
-        let same =
-            !self.rules.follows(Rule::Incarnation) || counter.incarnation == blank.incarnation;
+        let same = !self.rules.has(Rule::Incarnation) || counter.incarnation == blank.incarnation;
         let above =
-            !self.rules.follows(Rule::AboveTheCounter) || epoch > counter.epoch.max(call.seen.0);
+            !self.rules.has(Rule::AboveTheCounter) || epoch > counter.epoch.max(call.seen.0);
         let same_replication_id = self.server.replication_id == blank.replication_id;
         if !now.own || now.usable || !same_replication_id || !same || !above {
             return false;
@@ -184,14 +183,14 @@ impl Script<'_> {
                 place: (0, 0),
             };
         };
-        let own = (!self.rules.follows(Rule::ReplicationId)
+        let own = (!self.rules.has(Rule::ReplicationId)
             || counter.replication_id == self.server.replication_id)
-            && (!self.rules.follows(Rule::Source) || counter.source == call.source);
+            && (!self.rules.has(Rule::Source) || counter.source == call.source);
         let place = (counter.epoch, counter.n.unwrap_or(0));
         let begun = own && counter.n.is_some();
-        let behind = begun && place < call.seen && self.rules.follows(Rule::Memory);
+        let behind = begun && place < call.seen && self.rules.has(Rule::Memory);
         let counts = begun && !behind;
-        let is_left = place.1 + 1 < self.bounds.numbers || !self.rules.follows(Rule::EndOfNumbers);
+        let is_left = place.1 + 1 < self.bounds.numbers || !self.rules.has(Rule::EndOfNumbers);
         Now {
             own,
             behind,
@@ -203,8 +202,8 @@ impl Script<'_> {
 
     /// Whether a stored lease is valid: this counter has granted it, and has lost no data since.
     fn stands(&self, lease: &Stored, now: &Now) -> bool {
-        (now.counts || !self.rules.follows(Rule::LeaseOfACounter))
-            && (lease.stamp.0 == now.place.0 || !self.rules.follows(Rule::LeaseOfTheEpoch))
+        (now.counts || !self.rules.has(Rule::LeaseOfACounter))
+            && (lease.stamp.0 == now.place.0 || !self.rules.has(Rule::LeaseOfTheEpoch))
             && lease.stamp.1 <= now.place.1
     }
 
@@ -212,7 +211,7 @@ impl Script<'_> {
         let found = &mut self.server.keys.counter;
         if let Some(counter) = found
             && counter.source != call.source
-            && self.rules.follows(Rule::Source)
+            && self.rules.has(Rule::Source)
         {
             return Answer::OtherSource;
         }
