@@ -1,4 +1,4 @@
-//! A write of a trace: a request to the layer, whose handler executes one step at a time.
+//! A request of a trace to the layer, whose handler executes one step at a time.
 
 use std::sync::Arc;
 
@@ -122,8 +122,9 @@ impl Call {
     }
 
     /// Disconnects the client.
-    pub fn cancel(self) {
+    pub async fn cancel(self) {
         self.request.abort();
+        assert!(self.request.await.unwrap_err().is_cancelled());
     }
 }
 

@@ -6,11 +6,16 @@
 
 use std::collections::HashMap;
 
-use axum::http::StatusCode;
+use axum::{
+    Router,
+    body::Body,
+    http::{Request as HttpRequest, StatusCode},
+    routing::get,
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::{Postgres, Sqlite};
 use tokio::task::JoinHandle;
-use tower_fence::{Resource, TokenUse};
+use tower_fence::{FenceLayer, PathParam, Resource, TokenUse};
 use tower_fence_model::{
     Model,
     fence::writes::{
@@ -20,9 +25,9 @@ use tower_fence_model::{
 };
 
 use super::{
+    call::{Call, Event, follow},
     drawn::Drawn,
     fence_failover::{self, Standby},
-    fence_read::{Event, Reader, ReadsBy},
     fence_real::{Crate, Functions, Key, Real, SingleOutcome, SingleWrite, Stale},
     sessions::{IN_TRANSACTION, SESSION, WAITING, end_sessions, sessions_wait},
 };
@@ -114,7 +119,9 @@ async fn take_traces<R: Real>(
 
 /// A fenced read whose transaction is open.
 enum FencedRead<R: Real> {
-    Request(Reader),
+    /// A request to the layer, and whether it reads in its transaction. The lock of the row also
+    /// protects reads on another connection.
+    Request(Call, bool),
     Transaction(R::Open),
 }
 
@@ -251,9 +258,9 @@ impl<'a, R: Real> Trace<'a, R> {
             Step::AdmitRead(who) => self.admit_read(who, after).await,
             Step::Read(who) => self.take_read(who, after).await,
             Step::CommitRead(who) => match self.reads.remove(&who).unwrap() {
-                FencedRead::Request(mut reader) => {
-                    let answered = Event::Answered(StatusCode::OK);
-                    assert_eq!(reader.go_on().await, answered, "{}", self.description());
+                FencedRead::Request(mut call, _) => {
+                    let answer = call.answer(StatusCode::OK, "").await;
+                    assert_eq!(answer.status, StatusCode::OK, "{}", self.description());
                 }
                 FencedRead::Transaction(open) => {
                     assert!(self.real.commit(open).await, "{}", self.description());
@@ -388,7 +395,7 @@ impl<'a, R: Real> Trace<'a, R> {
         }
         for read in std::mem::take(&mut self.reads).into_values() {
             match read {
-                FencedRead::Request(reader) => reader.cancel().await,
+                FencedRead::Request(call, _) => call.cancel().await,
                 FencedRead::Transaction(open) => {
                     assert!(!self.real.commit(open).await, "{}", self.description());
                 }
@@ -423,18 +430,25 @@ impl<'a, R: Real> Trace<'a, R> {
         let token = self.token_of(after, who);
         let expected = after.holder(who).stage == Stage::Admitted;
         if R::IS_CRATE {
-            let reads_by = match self.random.random() {
-                true => ReadsBy::ItsTransaction,
-                false => ReadsBy::Pool,
-            };
-            let db = self.real.database();
-            let (reader, event) = Reader::admit(db, &self.resource, token, reads_by).await;
-            if expected {
-                assert_eq!(event, Event::Called, "{}", self.description());
-                self.reads.insert(who, FencedRead::Request(reader));
-            } else {
-                let refused = Event::Answered(StatusCode::PRECONDITION_FAILED);
-                assert_eq!(event, refused, "{}", self.description());
+            let in_transaction = self.random.random();
+            let layer = FenceLayer::new(self.real.database().fence(), PathParam("sku"));
+            let app = Router::new()
+                .route("/{sku}", get(follow::<R::DB>))
+                .route_layer(layer);
+            let request = HttpRequest::get(format!("/{}", self.resource))
+                .header("Fencing-Token", token)
+                .body(Body::empty());
+            let mut call = Call::send(app, request.unwrap());
+            match call.next().await {
+                Event::Called if expected => {
+                    let read = FencedRead::Request(call, in_transaction);
+                    self.reads.insert(who, read);
+                }
+                Event::Answered(answer) if !expected => {
+                    let refused = StatusCode::PRECONDITION_FAILED;
+                    assert_eq!(answer.status, refused, "{}", self.description());
+                }
+                other => panic!("{other:?}: {}", self.description()),
             }
             return;
         }
@@ -456,13 +470,9 @@ impl<'a, R: Real> Trace<'a, R> {
         let expected = number(after.holder(who).read);
         let sql = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
         let n = match self.reads.get_mut(&who) {
-            None => self.real.database().number(&sql).await,
+            None | Some(FencedRead::Request(_, false)) => self.real.database().number(&sql).await,
             Some(FencedRead::Transaction(open)) => self.real.number(open, &sql).await,
-            Some(FencedRead::Request(reader)) => {
-                let event = reader.go_on().await;
-                assert_eq!(event, Event::HasRead(expected), "{}", self.description());
-                return;
-            }
+            Some(FencedRead::Request(call, true)) => call.run(&sql).await.unwrap(),
         };
         assert_eq!(n, expected, "{}", self.description());
     }
@@ -470,7 +480,7 @@ impl<'a, R: Real> Trace<'a, R> {
     /// Disconnects the client of the read, or rolls its transaction back.
     async fn end_read(&self, read: FencedRead<R>) {
         match read {
-            FencedRead::Request(reader) => reader.cancel().await,
+            FencedRead::Request(call, _) => call.cancel().await,
             FencedRead::Transaction(open) => self.real.roll_back(open).await,
         }
     }

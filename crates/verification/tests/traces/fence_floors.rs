@@ -25,7 +25,6 @@ use super::{
     fence_floors_real::{Idle, Partition, real_token},
     fence_real::{Crate, Functions, Key, Real},
     sessions::{IN_TRANSACTION, end_sessions},
-    tables,
 };
 use crate::support::{database::TestDatabase, fence::token};
 
@@ -395,7 +394,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                 found.filter(|found| R::IS_CRATE || expected.is_some() || Some(*found) != by_floor);
             let rows =
                 format!("SELECT count(*) FROM tower_fence.resources WHERE resource = '{name}'");
-            let rows = db.number(&tables::sql::<R::DB>(&rows)).await;
+            let rows = db.number(&rows).await;
             assert_eq!(
                 rows,
                 i64::from(expected.is_some()),
@@ -418,7 +417,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             "SELECT floor FROM tower_fence.floors WHERE partition = {}",
             self.partition
         );
-        let floor = db.number(&tables::sql::<R::DB>(&floor)).await;
+        let floor = db.number(&floor).await;
         assert_eq!(
             floor,
             real_token(self.state.floor),
@@ -445,7 +444,6 @@ impl<'a, R: Partition> Trace<'a, R> {
         let sql = format!(
             "UPDATE tower_fence.resources SET updated_at = {then} WHERE resource = '{name}'"
         );
-        let sql = tables::sql::<R::DB>(&sql);
         self.real.database().execute(&sql).await;
     }
 

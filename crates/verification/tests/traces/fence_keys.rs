@@ -25,7 +25,6 @@ use super::{
     drawn::Drawn,
     fence_failover::{self, Standby},
     sessions::{IN_TRANSACTION, SESSION, end_sessions, sessions_wait},
-    tables,
 };
 use crate::support::{
     PATIENCE,
@@ -342,7 +341,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 let answer = self.call(request).answer(status, "").await;
                 assert_eq!(answer.status, status, "{}", self.description());
             }
-            Step::GoAway(request) => self.calls.remove(&request).unwrap().cancel(),
+            Step::GoAway(request) => self.calls.remove(&request).unwrap().cancel().await,
             Step::NewerWrites => {
                 self.newer_writes().await;
                 if let [_, Step::Admit(request)] = steps {
@@ -355,7 +354,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     in_hours::<DB>(-1),
                     self.name
                 );
-                self.db.execute(&tables::sql::<DB>(&expire)).await;
+                self.db.execute(&expire).await;
                 if self.random.random() {
                     assert!(self.db.fence().remove_expired_keys().await.unwrap() > 0);
                 }
@@ -472,7 +471,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         let under_way = under_way.filter(|one| has_key(before.attempts[*one as usize]));
         if !DB::ABORTS_ON_ERROR {
             for request in under_way {
-                self.calls.remove(&request).unwrap().cancel();
+                self.calls.remove(&request).unwrap().cancel().await;
             }
             return;
         }
@@ -503,7 +502,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         assert_eq!(n, i64::from(state.count()), "{}", self.description());
         let max_token =
             format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
-        let max_token = self.db.number(&tables::sql::<DB>(&max_token)).await;
+        let max_token = self.db.number(&max_token).await;
         let expected = match state.max_token {
             HIGHEST_STALE => fence_failover::HIGHEST_STALE,
             token => token.into(),
@@ -524,7 +523,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             in_hours::<DB>(0)
         );
         let expected = if state.record.is_some() { 11 } else { 0 };
-        let records = self.db.number(&tables::sql::<DB>(&records)).await;
+        let records = self.db.number(&records).await;
         assert_eq!(records, expected, "{}", self.description());
     }
 

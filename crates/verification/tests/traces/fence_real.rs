@@ -14,7 +14,6 @@ use tower_fence::{
 };
 use tower_fence_model::fence::writes::{Request, Who};
 
-use super::tables;
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::token,
@@ -183,7 +182,6 @@ impl<DB: Writes> Real for Crate<DB> {
         // `inspect` would return the floor for a resource without a row.
         let row =
             format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
-        let row = tables::sql::<DB>(&row);
         let found = DB::number(&mut self.db.pool.acquire().await.unwrap(), &row).await;
         found.ok()
     }

@@ -26,7 +26,6 @@ use super::{
     call::{Call, Event, follow},
     drawn::Drawn,
     sessions::{SESSION, end_sessions, sessions_wait},
-    tables,
 };
 use crate::support::{
     PATIENCE,
@@ -340,7 +339,6 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
             let row =
                 format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
-            let row = tables::sql::<DB>(&row);
             let found = (self.db.number(&n).await, self.db.number(&row).await);
             let expected = (
                 self.state.amounts[place].into(),

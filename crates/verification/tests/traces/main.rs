@@ -12,7 +12,6 @@ mod fence_failover;
 mod fence_floors;
 mod fence_floors_real;
 mod fence_keys;
-mod fence_read;
 mod fence_real;
 mod fence_several;
 mod lease;
@@ -21,6 +20,5 @@ mod queue;
 mod quorum;
 mod quorum_nodes;
 mod sessions;
-mod tables;
 
 use tower_fence_tests as support;
