@@ -10,43 +10,30 @@ const MESSAGE_PART: &str = "Grant(";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn traces_of_the_fence_detect_broken_functions() {
-    for (function, change) in [
+    for (function, text, by) in [
         (
             "try_admit",
-            Change {
-                text: "r.max_token < try_admit.token AND r.history = here",
-                by: "r.max_token <= try_admit.token AND r.history = here",
-            },
+            "r.max_token < try_admit.token AND r.history = here",
+            "r.max_token <= try_admit.token AND r.history = here",
+        ),
+        ("try_admit", "AND r.history = here", ""),
+        (
+            "try_admit",
+            "ELSE try_admit.token END",
+            "ELSE try_admit.token - 1 END",
         ),
         (
             "try_admit",
-            Change {
-                text: "AND r.history = here",
-                by: "",
-            },
-        ),
-        (
-            "try_admit",
-            Change {
-                text: "ELSE try_admit.token END",
-                by: "ELSE try_admit.token - 1 END",
-            },
-        ),
-        (
-            "try_admit",
-            Change {
-                text: "THEN try_admit.token - 1",
-                by: "THEN try_admit.token",
-            },
+            "THEN try_admit.token - 1",
+            "THEN try_admit.token",
         ),
         (
             "try_raise",
-            Change {
-                text: "r.history = here AND (r.max_token < raised_to",
-                by: "r.history = here AND (r.max_token <> raised_to",
-            },
+            "r.history = here AND (r.max_token < raised_to",
+            "r.history = here AND (r.max_token <> raised_to",
         ),
     ] {
+        let change = Change { text, by };
         let functions = broken(function, change).await;
         let traces = fence::by_functions(&functions);
         change.is_found(traces, MESSAGE_PART).await;
@@ -55,22 +42,19 @@ async fn traces_of_the_fence_detect_broken_functions() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn traces_of_floors_detect_broken_functions() {
-    for (function, change) in [
+    for (function, text, by) in [
         (
             "try_admit",
-            Change {
-                text: "own_partition, here) < try_admit.token",
-                by: "own_partition, here) IS NOT NULL",
-            },
+            "own_partition, here) < try_admit.token",
+            "own_partition, here) IS NOT NULL",
         ),
         (
             "try_raise",
-            Change {
-                text: "own_partition, here) < try_raise.token",
-                by: "own_partition, here) IS NOT NULL",
-            },
+            "own_partition, here) < try_raise.token",
+            "own_partition, here) IS NOT NULL",
         ),
     ] {
+        let change = Change { text, by };
         let functions = broken(function, change).await;
         let traces = fence_floors::by_functions(&functions);
         change.is_found(traces, MESSAGE_PART).await;

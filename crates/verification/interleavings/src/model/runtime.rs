@@ -76,11 +76,6 @@ impl Handle {
     /// Does nothing, because every task of a scenario is within a runtime.
     pub const fn enter(&self) {}
 
-    /// Whether all spawned tasks of all runtimes have ended.
-    pub fn is_idle() -> bool {
-        with(|runtimes| runtimes.tasks.iter().all(|(_, task)| task.is_finished()))
-    }
-
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,

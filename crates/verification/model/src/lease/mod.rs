@@ -7,3 +7,23 @@
 pub mod last_word;
 pub mod losses;
 pub mod queue;
+
+use std::fmt;
+
+/// The kind of a request in [`losses`] and in [`last_word`].
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Kind {
+    Acquire,
+    Renew { new_token: bool },
+    Release,
+}
+
+/// The index of a request in [`losses`] and in [`last_word`].
+#[derive(Clone, Copy, Hash, PartialEq, Eq)]
+pub struct Of(pub usize);
+
+impl fmt::Debug for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(["A", "B", "C", "the abandoned request"][self.0])
+    }
+}

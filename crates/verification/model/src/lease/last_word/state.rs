@@ -1,12 +1,11 @@
 //! The holders with their requests, the issuers, the stores and the database, and the past events
 //! that the promises refer to.
 
-use std::fmt;
-
 use super::{
     database::{Database, EPOCH},
     rules::Promise,
 };
+pub use crate::lease::{Kind, Of};
 
 pub const HOLDERS: usize = 3;
 
@@ -125,13 +124,6 @@ pub struct Request {
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub enum Kind {
-    Acquire,
-    Renew { new_token: bool },
-    Release,
-}
-
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
     /// The script of the request has not run yet.
     Sent,
@@ -168,15 +160,5 @@ impl Past {
 
     pub fn breaks(&mut self, promise: Promise) {
         self.broken.get_or_insert(promise);
-    }
-}
-
-/// The index of a request.
-#[derive(Clone, Copy, Hash, PartialEq, Eq)]
-pub struct Of(pub usize);
-
-impl fmt::Debug for Of {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["A", "B", "C", "the abandoned request"][self.0])
     }
 }

@@ -1,13 +1,12 @@
 //! The holders with their requests, the issuers, the servers and the databases, and the past events
 //! that the promises refer to.
 
-use std::fmt;
-
 use super::{
     database::Database,
     rules::Promise,
     server::{Blank, Keys, Place, Server},
 };
+pub use crate::lease::{Kind, Of};
 
 pub const HOLDERS: usize = 3;
 
@@ -80,13 +79,6 @@ pub struct Request {
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub enum Kind {
-    Acquire,
-    Renew { new_token: bool },
-    Release,
-}
-
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
     /// The script of the request has not run yet.
     Sent {
@@ -136,15 +128,5 @@ impl Past {
 
     pub fn breaks(&mut self, promise: Promise) {
         self.broken.get_or_insert(promise);
-    }
-}
-
-/// The index of a request.
-#[derive(Clone, Copy, Hash, PartialEq, Eq)]
-pub struct Of(pub usize);
-
-impl fmt::Debug for Of {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["A", "B", "C", "the abandoned request"][self.0])
     }
 }
