@@ -94,8 +94,3 @@ fn promises_of_leases_in_etcd_hold() {
 fn each_rule_of_etcd_is_needed() {
     searches::rules_of_etcd();
 }
-
-#[test]
-fn both_searches_find_the_same_states() {
-    searches::searches_agree();
-}

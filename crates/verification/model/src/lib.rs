@@ -2,13 +2,12 @@
 //! rule is shown to be necessary: without it, a promise breaks.
 //!
 //! Each world is a module with its state, its steps, its promises, and its rules, each of which can
-//! be left out. [`search`] searches a world, and [`exhaust`] searches a large one. The results are
-//! compared with the tables in `src/proof.md`, which [`documented`] reads. The models need no
-//! server. Their tests are in `crates/verification/tests/model.rs`.
+//! be left out. [`search`] searches a world. The results are compared with the tables in
+//! `src/proof.md`, which [`documented`] reads. The models need no server. Their tests are in
+//! `crates/verification/tests/model.rs`.
 
 pub mod documented;
 pub mod etcd;
-pub mod exhaust;
 pub mod fence;
 pub mod lease;
 pub mod quorum;
