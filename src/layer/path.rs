@@ -22,6 +22,9 @@ use crate::{
 /// write if it wraps a service that is mounted with `nest_service`, for which axum sets no
 /// `MatchedPath`.
 ///
+/// All routes of a fence share one set of names: a SKU `7` and an order `7` are one resource. If a
+/// service has several kinds of resources, use a [`ResourcePattern`] for each of them.
+///
 /// Names are compared byte by byte, and different names denote different resources. If the handler
 /// parses the parameter, several names may denote one row. In that case use [`FromPath`] with a
 /// function that parses the parameter as the handler does. Do the same if the handler or the column

@@ -185,8 +185,9 @@ pub enum ResourceError {
     },
     /// The route has no path parameter with this name.
     #[error(
-        "the route `{route}` has no path parameter `{name}`; give each route a `FenceLayer` of its \
-         own: `post(handler).layer(FenceLayer::new(fence, PathParam(\"…\")))`, or distinguish the routes with `FromPath`"
+        "the route `{route}` has no path parameter `{name}`; give each route a `FenceLayer` of its own: \
+         `post(handler).layer(FenceLayer::new(fence, ResourcePattern::new(\"order/{{order}}\")?))`, or distinguish the \
+         routes with `FromPath`"
     )]
     NoPathParam {
         /// The parameter.
@@ -214,5 +215,15 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
         assert_eq!(Resources::from(a.clone()).to_string(), "a");
         assert_eq!(Resources::from([a, b]).to_string(), "a, b");
+    }
+
+    #[test]
+    fn missing_parameter_is_reported_with_a_layer_that_has_a_pattern() {
+        let error = ResourceError::NoPathParam {
+            name: "sku".into(),
+            route: "/orders/{order}".into(),
+        };
+        let line = r#".layer(FenceLayer::new(fence, ResourcePattern::new("order/{order}")?))"#;
+        assert!(error.to_string().contains(line), "{error}");
     }
 }
