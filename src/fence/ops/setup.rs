@@ -27,7 +27,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns sqlx's error in the following cases:
     ///
     /// - The database is unreachable or refuses a statement.
-    /// - The server is not Postgres 14 or later, or its encoding is not UTF8.
+    /// - The server is not Postgres 14 or later, or its encoding is not UTF8. The same applies to
+    ///   an SQLite file whose encoding is not UTF-8.
     /// - The schema belongs to another role that is not a superuser, and the tables are missing or
     ///   outdated, or the calling role may create schemas; see [roles](crate::deployment#roles).
     /// - The server does not reveal its timeline, or keeps it when it is restored; see
@@ -52,8 +53,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The tables must exist, `PUBLIC` must not be able to execute any function that runs with the
     /// privileges of its owner, and row-level security must not hide rows of the tables. The first
-    /// use of a fence performs the same check. On SQLite, this method only connects: a missing
-    /// table is reported by the first statement that needs it.
+    /// use of a fence performs the same check. On SQLite, this method only checks that the encoding
+    /// of the file is UTF-8: a missing table is reported by the first statement that needs it.
     ///
     /// # Errors
     ///

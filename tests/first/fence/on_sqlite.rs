@@ -68,6 +68,31 @@ async fn migration_succeeds_after_a_concurrent_one() {
 }
 
 #[tokio::test]
+async fn file_that_is_not_utf_8_is_refused() {
+    let fence = async || {
+        let options = SqliteConnectOptions::new().in_memory(true);
+        let options = options.pragma("encoding", "'UTF-16le'");
+        let pool = SqlitePoolOptions::new().max_connections(1);
+        Fence::new(pool.connect_with(options).await.unwrap())
+    };
+    let empty = fence().await;
+    let refused = empty.migrate().await.unwrap_err().to_string();
+    assert_contains!(refused, "encoding UTF-8, not UTF-16le");
+    let tables = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM sqlite_master");
+    assert_eq!(tables.fetch_one(empty.pool()).await.unwrap(), 0);
+
+    let migrated = fence().await;
+    Sqlite::run(
+        &mut migrated.pool().acquire().await.unwrap(),
+        &migrated.schema_sql(),
+    )
+    .await;
+    assert_matches!(migrated.check().await, Err(AdmitError::Misconfigured(_)));
+    let refused = write(&migrated, 7).await;
+    assert_matches!(refused, Err(AdmitError::Misconfigured(_)));
+}
+
+#[tokio::test]
 async fn a_connection_to_a_replaced_file_is_closed() {
     let db = with_rollback_journal().await;
     let fence = db.fence();

@@ -116,12 +116,14 @@ impl Setup for Sqlite {
         format!("{}.tower_fence_", schema.unwrap_or("main"))
     }
 
-    async fn check(On { names, .. }: On<'_, Self>) -> sqlx::Result<bool> {
+    async fn check(On { conn, names }: On<'_, Self>) -> sqlx::Result<bool> {
+        check_encoding(conn).await?;
         names.mark_checked(Topology::SingleServer);
         Ok(true)
     }
 
     async fn migrate(On { conn, names }: On<'_, Self>, _: bool) -> Result<(), MigrateError> {
+        check_encoding(conn).await?;
         let table = names.apply("tower_fence.migrations");
         let (file, table) = table.split_once('.').unwrap_or(("main", &table));
         let found = format!("SELECT 1 FROM {file}.sqlite_master WHERE name = '{table}'");
@@ -148,4 +150,20 @@ impl Setup for Sqlite {
     execution_time BIGINT NOT NULL";
         migrations::script(names, migrations::SQLITE, HISTORY, ["X'", "'"], "")
     }
+}
+
+/// Checks that the file stores text as UTF-8. In UTF-16, SQLite stores U+FFFE and U+FFFF as U+FFFD,
+/// so different names would be one resource. Attached files always have the same encoding.
+async fn check_encoding(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+    let encoding: String = sqlx::query_scalar("PRAGMA encoding")
+        .fetch_one(conn)
+        .await?;
+    if encoding != "UTF-8" {
+        let refused = format!(
+            "tower-fence needs a database file with the encoding UTF-8, not {encoding}: copy the tables of the \
+             application into another file, with `sqlite3 OLD .dump | sqlite3 NEW`"
+        );
+        return Err(sqlx::Error::Configuration(refused.into()));
+    }
+    Ok(())
 }
