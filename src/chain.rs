@@ -13,7 +13,10 @@ use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 /// Error, formatted together with all its causes. If the text of an error already ends with the
 /// text of its cause, the cause is omitted. The line number of Postgres' source code, which sqlx
 /// adds to its errors, is removed. Characters that end a line or change the direction of text are
-/// escaped, because the text may contain a value that a client has sent.
+/// escaped.
+///
+/// The text may contain names and values that a client has sent. A log line therefore records it
+/// with `to_string()`, because the log quotes strings.
 #[derive(Debug)]
 pub struct Chain<'a>(pub &'a dyn Error);
 

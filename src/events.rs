@@ -32,13 +32,13 @@ use crate::token::{Resource, Token};
 pub const TARGET: &str = "tower_fence::event";
 
 pub(crate) fn admitted(resource: &Resource, token: Token, read: bool) {
-    trace!(target: TARGET, event = "admitted", %resource, token = token.get(), read);
+    trace!(target: TARGET, event = "admitted", resource = resource.as_str(), token = token.get(), read);
 }
 
 pub(crate) fn stale(stale: &crate::stale::StaleToken) {
-    let (resource, token) = (&stale.resource, stale.presented_token.get());
+    let (resource, token) = (stale.resource.as_str(), stale.presented_token.get());
     let (max_token, used, by_floor) = (stale.max_token, stale.used, stale.by_floor);
-    trace!(target: TARGET, event = "stale", %resource, token, max_token, used, by_floor);
+    trace!(target: TARGET, event = "stale", resource, token, max_token, used, by_floor);
 }
 
 pub(crate) fn forged(resource: Option<&Resource>, token: Token) {
@@ -52,7 +52,7 @@ pub(crate) fn refused(problem: &'static str, resource: Option<&Resource>) {
 }
 
 pub(crate) fn waiting(resource: &Resource, owner: Option<&str>) {
-    trace!(target: TARGET, event = "waiting", %resource, owner);
+    trace!(target: TARGET, event = "waiting", resource = resource.as_str(), owner);
 }
 
 pub(crate) fn granted(
@@ -62,22 +62,43 @@ pub(crate) fn granted(
     waited: Option<Duration>,
 ) {
     let waited_ms = waited.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    trace!(target: TARGET, event = "granted", %resource, token = token.get(), owner, waited_ms);
+    let (resource, token) = (resource.as_str(), token.get());
+    trace!(target: TARGET, event = "granted", resource, token, owner, waited_ms);
 }
 
 pub(crate) fn released(resource: &Resource) {
-    trace!(target: TARGET, event = "released", %resource);
+    trace!(target: TARGET, event = "released", resource = resource.as_str());
 }
 
 pub(crate) fn lost(resource: &Resource) {
-    trace!(target: TARGET, event = "lost", %resource);
+    trace!(target: TARGET, event = "lost", resource = resource.as_str());
 }
 
 pub(crate) fn broken(resource: &Resource) {
-    trace!(target: TARGET, event = "broken", %resource);
+    trace!(target: TARGET, event = "broken", resource = resource.as_str());
 }
 
 pub(crate) fn superseded(resource: &Resource, token: Token, next: Token) {
-    let (token, next) = (token.get(), next.get());
-    trace!(target: TARGET, event = "superseded", %resource, token, next);
+    let (resource, token, next) = (resource.as_str(), token.get(), next.get());
+    trace!(target: TARGET, event = "superseded", resource, token, next);
+}
+
+#[cfg(all(test, feature = "layer"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_in_a_text_log() {
+        let resource = Resource::new("sku-1 token=7").unwrap();
+        let logged = crate::layer::captured_at(tracing::Level::TRACE, || {
+            admitted(&resource, Token::MIN, false);
+            granted(&resource, Token::MIN, None, None);
+            lost(&resource);
+        });
+        assert_eq!(
+            logged.matches(r#" resource="sku-1 token=7""#).count(),
+            3,
+            "{logged}"
+        );
+    }
 }

@@ -156,19 +156,29 @@ pub(super) fn failed(error: LeaseError, resource: Option<&Resource>) -> Rejectio
     match &error {
         LeaseError::Unavailable(cause) if is_busy(&**cause) => {
             if let Some(suppressed) = BUSY.next() {
-                let error = Chain(&**cause);
-                tracing::warn!(resource, %error, suppressed, "the resource or the pool is busy");
+                let error = Chain(&**cause).to_string();
+                tracing::warn!(
+                    resource,
+                    error,
+                    suppressed,
+                    "the resource or the pool is busy"
+                );
             }
         }
         LeaseError::Unavailable(cause) => {
             if let Some(suppressed) = UNAVAILABLE.next() {
-                let error = Chain(&**cause);
-                tracing::error!(resource, %error, suppressed, "the lease store is unavailable");
+                let error = Chain(&**cause).to_string();
+                tracing::error!(
+                    resource,
+                    error,
+                    suppressed,
+                    "the lease store is unavailable"
+                );
             }
         }
         LeaseError::Misconfigured(cause) => {
-            let error = Chain(&**cause);
-            tracing::error!(resource, %error, "the lease store is misconfigured");
+            let error = Chain(&**cause).to_string();
+            tracing::error!(resource, error, "the lease store is misconfigured");
         }
         &LeaseError::Exhausted { max_token, .. } => {
             if let Some(suppressed) = EXHAUSTED.next() {
@@ -322,12 +332,12 @@ mod tests {
             (
                 LeaseError::unavailable(io::Error::other("refused")),
                 1,
-                "ERROR the lease store is unavailable",
+                r#"ERROR the lease store is unavailable resource="sku-1" error="refused""#,
             ),
             (
                 LeaseError::misconfigured(io::Error::other("no table")),
                 6,
-                "ERROR the lease store is misconfigured",
+                r#"ERROR the lease store is misconfigured resource="sku-1" error="no table""#,
             ),
             (busy.into(), 1, "WARN the resource or the pool is busy"),
             (

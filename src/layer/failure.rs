@@ -84,12 +84,18 @@ impl IntoResponse for WriteError {
             Self::Commit(error) => Refusal::from(error).into_response(),
             Self::Statement(error) => failed(&error),
             Self::Rows(_) => {
-                tracing::error!(error = %Chain(&self), "cannot decode the rows of a handler's write");
+                tracing::error!(
+                    error = Chain(&self).to_string(),
+                    "cannot decode the rows of a handler's write"
+                );
                 let kind = ProblemType::RowsUnreadable;
                 marked(kind, Problem::new(kind))
             }
             Self::Independent | Self::Unsupported(_) => {
-                tracing::error!(error = %Chain(&self), "a handler's statement cannot be fenced");
+                tracing::error!(
+                    error = Chain(&self).to_string(),
+                    "a handler's statement cannot be fenced"
+                );
                 let kind = ProblemType::Misconfigured;
                 marked(kind, Problem::new(kind))
             }
@@ -132,7 +138,11 @@ fn failed(error: &Arc<sqlx::Error>) -> Response {
     if kind == ProblemType::FenceBusy {
         report::busy(kind.name(), error, message);
     } else {
-        tracing::error!(problem = kind.name(), error = %Chain(error), "{message}");
+        tracing::error!(
+            problem = kind.name(),
+            error = Chain(error).to_string(),
+            "{message}"
+        );
     }
     marked(kind, problem)
 }

@@ -166,7 +166,7 @@ pub use self::pending::PgPendingWrite;
 #[cfg(feature = "sqlite")]
 pub use self::pending::SqlitePendingWrite;
 #[cfg(test)]
-pub(crate) use self::report::captured;
+pub(crate) use self::report::{captured, captured_at};
 use self::service::Config;
 pub use self::{
     extract::NoTransaction,

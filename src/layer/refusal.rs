@@ -193,7 +193,7 @@ impl Refusal {
         } else if self.problem_type() == ProblemType::FenceBusy {
             report::busy(problem, self, "refused a write");
         } else if self.problem_type().status().is_server_error() {
-            tracing::error!(problem, error = %Chain(self), "refused a write");
+            tracing::error!(problem, error = Chain(self).to_string(), "refused a write");
         } else {
             report::refused(problem, self);
         }
@@ -357,5 +357,30 @@ mod tests {
         let line = "refused a token that was used already";
         assert!(log.contains("WARN") && log.contains(line), "{log}");
         assert!(!log.contains("stale writer"), "{log}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn text_of_a_client_cannot_imitate_fields_of_the_log() {
+        let text = r#"sku-1 ERROR resource="sku-2" max_token=7"#;
+        let named = |name| Resource::new(name).unwrap();
+        for refusal in [
+            Refusal::WrongResource {
+                resources: named("sku-1").into(),
+                token_resource: named(text),
+            },
+            Refusal::OnBegin(Arc::new(sqlx::Error::Protocol(text.into()))),
+        ] {
+            let mut log = String::new();
+            // Another test may have logged a refusal within the last second.
+            while log.is_empty() {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                log = report::captured(|| drop(refusal.clone().into_response()));
+            }
+            let (_, error) = log
+                .split_once(" error=\"")
+                .unwrap_or_else(|| panic!("{log}"));
+            let quoted = r#"sku-1 ERROR resource=\"sku-2\" max_token=7"#;
+            assert!(error.contains(quoted), "{log}");
+        }
     }
 }

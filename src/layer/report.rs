@@ -100,20 +100,35 @@ pub(super) fn no_principal() {
 /// connection. The level is WARN, because clients can cause collisions.
 pub(super) fn busy(problem: &str, error: &dyn Error, message: &str) {
     if let Some(suppressed) = BUSY.next() {
-        tracing::warn!(problem, error = %Chain(error), suppressed, "{message}");
+        tracing::warn!(
+            problem,
+            error = Chain(error).to_string(),
+            suppressed,
+            "{message}"
+        );
     }
 }
 
 /// Logs the refusal of an invalid request, for example one with a malformed token.
 pub(super) fn refused(problem: &str, refusal: &dyn Error) {
     if let Some(suppressed) = REFUSED.next() {
-        tracing::info!(problem, error = %Chain(refusal), suppressed, "refused a write");
+        tracing::info!(
+            problem,
+            error = Chain(refusal).to_string(),
+            suppressed,
+            "refused a write"
+        );
     }
 }
 
-/// Runs a function and returns everything that this thread logs during the call.
+/// Runs a function and returns everything that this thread logs during the call, down to INFO.
 #[cfg(test)]
 pub(crate) fn captured(run: impl FnOnce()) -> String {
+    captured_at(tracing::Level::INFO, run)
+}
+
+#[cfg(test)]
+pub(crate) fn captured_at(level: tracing::Level, run: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -132,6 +147,7 @@ pub(crate) fn captured(run: impl FnOnce()) -> String {
     let to_log = log.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_ansi(false)
+        .with_max_level(level)
         .with_writer(move || to_log.clone());
     tracing::subscriber::with_default(subscriber.finish(), run);
     let bytes = log.0.lock().unwrap().clone();

@@ -157,7 +157,10 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     let ending = async move {
         let ended = end_transaction(&fence, &claims, closed, Outcome::NONE, None).await;
         ended.inspect_err(|error| {
-            tracing::warn!(error = %Chain(error), "a handler took too long and its transaction failed to end");
+            tracing::warn!(
+                error = Chain(error).to_string(),
+                "a handler took too long and its transaction failed to end"
+            );
         })
     };
     // The transaction is ended in a task, because a statement that is still running, or an
@@ -232,7 +235,10 @@ async fn end_transaction<DB: FenceDatabase>(
 }
 
 fn not_raised(error: &AdmitError) {
-    tracing::error!(error = %Chain(error), "the fence could not be raised");
+    tracing::error!(
+        error = Chain(error).to_string(),
+        "the fence could not be raised"
+    );
 }
 
 fn unknown(why: &str) -> CommitError {

@@ -171,7 +171,7 @@ impl KnownCounters {
             match counters.epochs.report_epoch(partition, epoch).await {
                 Ok(lowest) => counters.note_lowest_valid(partition, epoch, lowest),
                 Err(error) => tracing::warn!(
-                    partition, %epoch, error = %Chain(&error),
+                    partition, %epoch, error = Chain(&error).to_string(),
                     "could not report an epoch to its source"
                 ),
             }

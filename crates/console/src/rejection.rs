@@ -109,10 +109,16 @@ impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         match &self {
             Self::Lease(error @ (LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))) => {
-                tracing::error!(error = %Chain(error), "the console cannot reach the lease store");
+                tracing::error!(
+                    error = Chain(error).to_string(),
+                    "the console cannot reach the lease store"
+                );
             }
             Self::Fence(error) => {
-                tracing::error!(error = %Chain(error), "the console cannot read the fence");
+                tracing::error!(
+                    error = Chain(error).to_string(),
+                    "the console cannot read the fence"
+                );
             }
             _ => {}
         }

@@ -77,7 +77,11 @@ fn removed(kind: &'static str, outcome: Result<u64, AdmitError>) -> bool {
         }
         Err(error) => {
             metrics::count_by("tower_fence_maintenance_failures_total", "kind", kind);
-            tracing::warn!(kind, error = %Chain(error), "cannot remove rows of the fence");
+            tracing::warn!(
+                kind,
+                error = Chain(error).to_string(),
+                "cannot remove rows of the fence"
+            );
         }
     }
     outcome.is_ok()

@@ -72,7 +72,10 @@ impl<DB: FenceDatabase> Fence<DB> {
                 .await
         };
         if let Err(Failure { cause, .. }) = terminate.await {
-            tracing::error!(error = %Chain(&cause), "cannot end an escaped transaction");
+            tracing::error!(
+                error = Chain(&cause).to_string(),
+                "cannot end an escaped transaction"
+            );
         }
     }
 

@@ -276,7 +276,10 @@ impl Tries {
         if failure.fault != Fault::Collision || Instant::now() + pause >= self.until {
             return Err(failure);
         }
-        tracing::debug!(error = %Chain(&failure.cause), "retrying after a collision with another transaction");
+        tracing::debug!(
+            error = Chain(&failure.cause).to_string(),
+            "retrying after a collision with another transaction"
+        );
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         sleep(pause).await;
         Ok(())

@@ -96,7 +96,10 @@ async fn hear<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
         }
         let mut pause = LONG_PAUSE;
         if let Err(error) = listened {
-            tracing::warn!(error = %Chain(&error), "cannot receive notifications from the lease store; waiting requests poll instead");
+            tracing::warn!(
+                error = Chain(&error).to_string(),
+                "cannot receive notifications from the lease store; waiting requests poll instead"
+            );
             if matches!(error, LeaseError::Misconfigured(_)) {
                 pause = LONGEST_PAUSE;
             }

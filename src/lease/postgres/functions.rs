@@ -195,7 +195,10 @@ impl Functions {
         let functions = self.clone();
         tokio::spawn(async move {
             if let Err(error) = functions.without_flush("lease_sweep", None, &[]).await {
-                tracing::debug!(error = %Chain(&error), "could not remove the waiters of ended processes from the queues");
+                tracing::debug!(
+                    error = Chain(&error).to_string(),
+                    "could not remove the waiters of ended processes from the queues"
+                );
             }
         });
     }

@@ -113,7 +113,7 @@ impl Listener<'_> {
                             open.for_each(|resource| turns.retry_in(&resource, Duration::ZERO));
                         }
                         // If the connection is lost, the next check detects it.
-                        Err(error) => tracing::warn!(error = %Chain(&error), "could not check the queues"),
+                        Err(error) => tracing::warn!(error = Chain(&error).to_string(), "could not check the queues"),
                     }
                 }
                 () = sleep_until(next_poll) => {
