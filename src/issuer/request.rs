@@ -35,7 +35,8 @@ pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
     }
 }
 
-/// Resource in the path, as one percent-encoded segment.
+/// Resource in the path, as one percent-encoded segment. The names `.` and `..` are refused,
+/// because URL libraries remove such segments.
 pub(super) struct ResourcePath(pub(super) Resource);
 
 impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
@@ -51,6 +52,11 @@ impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
         let named = params.iter().filter(|(name, _)| *name == "resource");
         let resource = named.last().map_or("", |(_, value)| value);
         let resource = Resource::new(resource).map_err(|error| invalid("resource", error))?;
+        if matches!(resource.as_str(), "." | "..") {
+            let why =
+                "a resource name must not be . or .., which most clients cannot send in a URL";
+            return Err(invalid("resource", why));
+        }
         Ok(Self(resource))
     }
 }

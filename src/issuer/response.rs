@@ -324,6 +324,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn names_that_urls_cannot_contain_are_refused() {
+        let lost = LeaseError::lost(&Resource::new("a").unwrap());
+        for (path, expected) in [("/.", 422), ("/..", 422), ("/...", 409), ("/%2E%2e", 422)] {
+            for method in ["POST", "PUT", "DELETE", "GET"] {
+                assert_eq!(status(&lost, method, path), expected, "{method} {path}");
+            }
+            let path = format!("{path}/break");
+            assert_eq!(status(&lost, "POST", &path), expected, "{path}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn failures_of_the_store_are_logged_with_the_resource() {
         let busy = AnnounceError::Unreachable(Box::new(AdmitError::Busy(Arc::new(
             sqlx::Error::PoolTimedOut,
