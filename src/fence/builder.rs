@@ -16,7 +16,8 @@ use super::{
 /// Error returned for a name that cannot be used for the fence's schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a schema name must have 1 to 63 characters of a-z 0-9 _, and must not begin with a digit or pg_"
+    "a schema name must have 1 to 63 characters of a-z 0-9 _, must not begin with a digit or pg_, and must not be a \
+     keyword of SQL"
 )]
 #[non_exhaustive]
 pub struct InvalidSchema;

@@ -82,24 +82,26 @@ async fn statuses_are_as_documented() {
 }
 
 #[tokio::test]
-async fn an_interpreter_or_an_empty_name_names_no_resource() {
+async fn command_with_arguments_or_a_blank_name_names_no_resource() {
     let (_db, server) = serving().await;
     let url = ("TOWER_FENCE_URL", server.url.as_str());
     let empty = ("TOWER_FENCE_RESOURCE", "");
     for command in [
         &["sh", "-c", "true"][..],
-        &["/usr/bin/env", "true"],
-        &["python3.12"],
+        &["linux64", "true"],
+        &["/bin/true", "--full"],
     ] {
         let arguments = [&["run", "--"], command].concat();
         run(&arguments, &[url]).await.is(64).says("--resource");
     }
-    let named = ["run", "--resource", "", "true"];
-    run(&named, &[url]).await.is(64).says("is empty");
+    for blank in ["", " "] {
+        let named = ["run", "--resource", blank, "true"];
+        run(&named, &[url]).await.is(64).says("is blank");
+    }
     run(&["run", "true"], &[url, empty])
         .await
         .is(64)
-        .says("is empty");
+        .says("is blank");
 }
 
 #[tokio::test]

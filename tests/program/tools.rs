@@ -163,6 +163,13 @@ async fn operators_list_inspect_and_break_leases() {
         .is(1);
     let broken = run(&["break", "sku-1"], &operator).await;
     assert_eq!(broken.is(0).stdout, "the lease on sku-1 was broken\n");
+    let held = run(&["run", "--resource", "café /\u{202e}", "true"], &operator);
+    held.await
+        .is(75)
+        .says(r"the lease on café /\u{202e} is held");
+    let broken = run(&["break", "café /\u{202e}"], &operator).await;
+    let expected = "the lease on café /\\u{202e} was broken\n";
+    assert_eq!(broken.is(0).stdout, expected);
     run(&["break", "sku-1"], &operator)
         .await
         .is(1)

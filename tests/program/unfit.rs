@@ -118,6 +118,11 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
         .says("migrate as that role");
     let second = run(&[&migrate[..], &["second"]].concat(), &superuser).await;
     second.is(0);
+    let keyword = run(&[&migrate[..], &["user"]].concat(), &superuser).await;
+    keyword
+        .is(78)
+        .says("syntax error at or near")
+        .says("keyword of SQL");
     let checked = run(&["check"], &variables).await;
     for finding in [
         format!("own belongs to the role {}", role.name),

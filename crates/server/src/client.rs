@@ -11,7 +11,7 @@ use tower_fence::{
 
 use crate::{
     certificates::trust_only,
-    failure::{self, Failure, chain},
+    failure::{self, Failure, chain, chain_on},
     secrets::{self, Secret},
 };
 
@@ -121,7 +121,14 @@ pub fn failure(error: &LeaseError) -> Failure {
                 _ => return Failure::unavailable(failure::NO_ANSWER, error),
             }
         }
-        LeaseError::Held { .. } => return Failure::new(failure::HELD, error.to_string()),
+        LeaseError::Held { resource, .. } => {
+            return Failure::new(failure::HELD, chain_on(error, resource));
+        }
+        LeaseError::Lost { resource }
+        | LeaseError::TooManyWaiters { resource }
+        | LeaseError::Exhausted { resource, .. } => {
+            return Failure::other(chain_on(error, resource));
+        }
         LeaseError::Invalid { field, detail } => {
             let option = match &**field {
                 "ttl_ms" => "--ttl",

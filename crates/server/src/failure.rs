@@ -1,9 +1,9 @@
 //! The failure of a command: an exit status and a message.
 
-use std::{error::Error, path::Path};
+use std::{error::Error, io, path::Path};
 
 use sqlx::error::DatabaseError;
-use tower_fence::chain::Chain;
+use tower_fence::{Resource, chain::Chain};
 
 /// The command line is invalid (`EX_USAGE`).
 pub const USAGE: u8 = 64;
@@ -73,6 +73,8 @@ impl Failure {
             "; grant the role CREATE on the database, or migrate as its owner"
         } else if text.contains("which could replace functions") {
             "; migrate as that role, or choose another schema with --database-schema"
+        } else if text.contains("syntax error at or near") {
+            "; if the name of the schema is a keyword of SQL, choose another one with --database-schema"
         } else {
             ""
         };
@@ -94,6 +96,57 @@ pub fn chain(error: &dyn Error) -> String {
         .replace("error with configuration: ", "")
 }
 
+/// Formats an error like [`chain`]. Names this resource as [`shown`].
+pub fn chain_on(error: &dyn Error, resource: &Resource) -> String {
+    let name = chain(&io::Error::other(resource.as_str()));
+    let mut text = chain(error);
+    for before in [" on ", " that "] {
+        let [from, to] = [&name, &shown(resource.as_str())].map(|name| format!("{before}{name}"));
+        text = text.replace(&from, &to);
+    }
+    text
+}
+
+/// Returns a name with its invisible characters and its backslashes escaped, so that different
+/// names look different. Clients choose names, and characters that change the direction of text
+/// could disguise a name. The console shows the same characters as code points.
+pub fn shown(name: &str) -> String {
+    let mut shown = String::new();
+    let mut last = ' ';
+    for (at, c) in name.char_indices() {
+        let is_end = at + c.len_utf8() == name.len();
+        match c {
+            '"' | '\'' => shown.push(c),
+            ' ' if last != ' ' && !is_end => shown.push(c),
+            c if c == ' ' || is_ignored(c) => shown.extend(c.escape_unicode()),
+            // A mark that combines with the previous character is visible.
+            c if at > 0 => shown.extend(String::from_iter(['a', c]).escape_debug().skip(1)),
+            c => shown.extend(c.escape_debug()),
+        }
+        last = c;
+    }
+    shown
+}
+
+/// Returns whether a character is invisible although Rust prints it: a character that is ignored by
+/// default and is neither a format character nor unassigned, or the blank Braille pattern.
+const fn is_ignored(c: char) -> bool {
+    matches!(
+        c,
+        '\u{34f}'
+            | '\u{115f}'
+            | '\u{1160}'
+            | '\u{17b4}'
+            | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{2800}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{ffa0}'
+            | '\u{e0100}'..='\u{e01ef}'
+    )
+}
+
 /// Returns the error of the database, if `error` is one or wraps one directly.
 pub fn database_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn DatabaseError> {
     match error.downcast_ref() {
@@ -102,5 +155,50 @@ pub fn database_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Da
         _ => error
             .downcast_ref::<Box<dyn DatabaseError>>()
             .map(|refused| &**refused),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tower_fence::lease::LeaseError;
+
+    use super::*;
+
+    #[test]
+    fn only_invisible_characters_and_backslashes_are_escaped() {
+        for name in ["sku-1", r#"it's "a" 'b'"#, "cafe\u{301} \u{1f431}", ""] {
+            assert_eq!(shown(name), name);
+        }
+        for (name, expected) in [
+            ("a\u{202e}txt.exe", r"a\u{202e}txt.exe"),
+            (r"a\u{202e}txt.exe", r"a\\u{202e}txt.exe"),
+            ("sku ", r"sku\u{20}"),
+            (" sku", r"\u{20}sku"),
+            ("a  b", r"a \u{20}b"),
+            ("\u{301}a", r"\u{301}a"),
+        ] {
+            assert_eq!(shown(name), expected);
+        }
+        // No-break space, Hangul filler, variation selectors, combining grapheme joiner, blank
+        // Braille pattern, byte order mark, tag, private use.
+        for c in "\u{a0}\u{3164}\u{fe0f}\u{e0100}\u{34f}\u{2800}\u{feff}\u{e0041}\u{e000}".chars() {
+            let expected = format!("sku{}", c.escape_unicode());
+            assert_eq!(shown(&format!("sku{c}")), expected);
+        }
+    }
+
+    #[test]
+    fn name_in_an_error_is_shown() {
+        for (name, expected) in [
+            ("held ", r"held\u{20}"),
+            ("a\u{202e}\u{3164}", r"a\u{202e}\u{3164}"),
+        ] {
+            let resource = Resource::new(name).unwrap();
+            let held = LeaseError::held(&resource, Duration::ZERO);
+            let expected = format!("the lease on {expected} is held by another holder");
+            assert_eq!(chain_on(&held, &resource), expected);
+        }
     }
 }

@@ -8,7 +8,7 @@ use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
     database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs, failed, may_pass},
-    failure::{Failure, chain},
+    failure::{Failure, chain, shown},
     logs,
     operate::{print as print_text, resource},
     serve::check,
@@ -133,20 +133,21 @@ pub async fn print(args: PrintArgs) -> Result<u8, Failure> {
 
 pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let resource = resource(&args.resource)?;
+    let name = shown(resource.as_str());
     let token = Token::new(args.to).map_err(|error| Failure::usage(error.to_string()))?;
     let (fence, place) = args.database.reached().await?;
     let seen = fence.inspect(&resource).await;
     let seen = seen.map_err(|error| failed(&format!("cannot read {place}"), &place, &error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
     logs::say(format_args!(
-        "The highest stale token on {resource} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
+        "The highest stale token on {name} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
     ));
-    if !args.yes && !confirmed(&resource)? {
+    if !args.yes && !confirmed(&name)? {
         return Err(Failure::other("nothing was changed"));
     }
     fence.reset(&resource, token).await.map_err(|error| match error {
         ResetError::BelowGranted { granted, .. } => Failure::other(format!(
-            "nothing was changed: token {granted} was granted on {resource}, or may have been; --to must be at least {granted}"
+            "nothing was changed: token {granted} was granted on {name}, or may have been; --to must be at least {granted}"
         )),
         ResetError::Fence(error) => {
             let what = match error {
@@ -159,17 +160,17 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
         }
         error => Failure::other(chain(&error)),
     })?;
-    print_text(&format!("the fence of {resource} is now at {token}\n"))
+    print_text(&format!("the fence of {name} is now at {token}\n"))
 }
 
 /// Asks for confirmation at the terminal.
-fn confirmed(resource: &tower_fence::Resource) -> Result<bool, Failure> {
+fn confirmed(name: &str) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
         return Err(Failure::usage(
             "standard input is not a terminal: pass --yes to confirm that the condition holds",
         ));
     }
-    _ = write!(io::stderr(), "Reset {resource}? Type yes: ");
+    _ = write!(io::stderr(), "Reset {name}? Type yes: ");
     let mut answer = String::new();
     let read = io::stdin().read_line(&mut answer);
     Ok(read.is_ok() && answer.trim() == "yes")

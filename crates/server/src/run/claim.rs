@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     client,
-    failure::{self, Failure, chain},
+    failure::{self, Failure, chain, chain_on, shown},
     logs,
 };
 
@@ -115,7 +115,12 @@ impl<L: Leases + Clone> Claim<L> {
         let error = match asked {
             Ok(lease) => return Ok(lease),
             Err(AcquireError::Lease(error)) => error,
-            Err(error) => return Err(Refused::new(Failure::other(chain(&error)))),
+            Err(error) => {
+                return Err(Refused::new(Failure::other(chain_on(
+                    &error,
+                    &self.resource,
+                ))));
+            }
         };
         let may_be_left = match error {
             // The store may have granted the lease to an earlier attempt. It may also still grant
@@ -158,7 +163,7 @@ impl<L: Leases + Clone> Claim<L> {
                 Released::Done => return,
                 Released::NotHeld => {}
                 Released::Failed(error) => {
-                    let error = chain(&error);
+                    let (resource, error) = (shown(resource.as_str()), chain(&error));
                     logs::report(format_args!(
                         "tower-fence: the lease on {resource} may have been granted and could not be released; \
                          it will expire: {error}"
@@ -198,7 +203,7 @@ impl<L: Leases + Clone> Claim<L> {
         };
         let released = release(&self.leases, &self.resource, &self.id, schedule, signals).await;
         if let Released::Failed(error) = &released {
-            let (resource, error) = (&self.resource, chain(error));
+            let (resource, error) = (shown(self.resource.as_str()), chain(error));
             logs::report(format_args!(
                 "tower-fence: the lease on {resource} could not be released and will expire: {error}"
             ));
@@ -225,7 +230,7 @@ impl<L: Leases + Clone> Claim<L> {
         };
         logs::report(format_args!(
             "tower-fence: the lease on {} may expire before the end of --at-least: {failure}",
-            self.resource
+            shown(self.resource.as_str())
         ));
     }
 }

@@ -13,7 +13,6 @@
 mod alive;
 mod args;
 mod claim;
-mod name;
 mod process;
 mod release;
 mod signals;
@@ -30,7 +29,7 @@ use tower_fence::{
 pub use self::args::RunArgs;
 use self::{claim::Claim, process::Process, release::Released, signals::Signals};
 use crate::{
-    failure::{self, Failure, chain},
+    failure::{self, Failure, chain_on, shown},
     logs,
 };
 
@@ -242,7 +241,7 @@ async fn reach(moment: Option<Instant>) {
 
 /// Returns the failure for a lost lease, after an attempt to stop the command.
 async fn lost<L: Leases + Clone>(claim: &Claim<L>, loss: &Loss, process: &mut Process) -> Failure {
-    let loss_text = chain(loss);
+    let loss_text = chain_on(loss, &claim.resource);
     if let Some(alive) = process.alive() {
         let text = format!("{loss_text}: the command could not be stopped; still running: {alive}");
         return Failure::new(failure::STILL_RUNNING, text);
@@ -263,7 +262,7 @@ async fn lost<L: Leases + Clone>(claim: &Claim<L>, loss: &Loss, process: &mut Pr
 }
 
 fn lost_before_the_end<L>(claim: &Claim<L>) -> Failure {
-    let resource = &claim.resource;
+    let resource = shown(claim.resource.as_str());
     let text = format!("the lease on {resource} was lost before the command ended");
     Failure::new(failure::LOST, text)
 }
