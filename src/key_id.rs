@@ -19,8 +19,7 @@ impl KeyId {
     /// Returns [`InvalidKeyId`] if the text is not a valid id.
     pub fn new(id: impl AsRef<str>) -> Result<Self, InvalidKeyId> {
         let id = id.as_ref();
-        let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
-        if !(1..=Self::MAX_BYTES).contains(&id.len()) || !id.bytes().all(in_alphabet) {
+        if !(1..=Self::MAX_BYTES).contains(&id.len()) || !id.bytes().all(is_plain) {
             return Err(InvalidKeyId);
         }
         Ok(Self(id.into()))
@@ -31,6 +30,11 @@ impl KeyId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Returns whether a character is one of `A-Z a-z 0-9 - _ .`.
+pub(crate) const fn is_plain(c: u8) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.')
 }
 
 impl AsRef<str> for KeyId {

@@ -22,6 +22,7 @@ pub use super::{expiring::Expiring, names::Names};
 use crate::{
     announce::LeaseDigest,
     epochs::{Epoch, SourceId, partition_of},
+    key_id::is_plain,
     token::{Resource, Token},
 };
 
@@ -137,6 +138,22 @@ pub trait Backend: Send + Sync + 'static {
     fn poll_interval(&self) -> Option<Duration> {
         None
     }
+}
+
+/// Checks the key prefix of a store: one or more characters of `A-Z a-z 0-9 - _ .`.
+///
+/// In each key, a colon follows the prefix. A prefix contains no colon, so no key of another prefix
+/// begins with this prefix and a colon. Different prefixes also look different.
+///
+/// # Errors
+///
+/// Returns [`LeaseError::Invalid`] with the field `key_prefix` for any other prefix.
+pub fn check_key_prefix(prefix: &str) -> Result<(), LeaseError> {
+    if prefix.is_empty() || !prefix.bytes().all(is_plain) {
+        let detail = "a key prefix must be one or more characters of A-Z a-z 0-9 - _ .";
+        return Err(LeaseError::invalid("key_prefix", detail));
+    }
+    Ok(())
 }
 
 /// Step on one resource.

@@ -9,7 +9,7 @@ use std::{
 use reqwest::{Client, redirect::Policy};
 use tower_fence::{
     epochs::Epochs,
-    lease::{Driver, LeaseError},
+    lease::{Driver, LeaseError, backend::check_key_prefix},
 };
 use zeroize::Zeroizing;
 
@@ -43,8 +43,8 @@ impl EtcdLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all key names, which is any string without colons, whitespace and control
-    /// characters. Default: `tower-fence`.
+    /// Sets the prefix of all key names: one or more characters of `A-Z a-z 0-9 - _ .`. Default:
+    /// `tower-fence`.
     ///
     /// In each name, a colon follows the prefix. Stores with different prefixes are independent of
     /// each other, and may share one source of epochs if they grant different resources. **Two
@@ -120,13 +120,7 @@ impl EtcdLeasesBuilder {
     /// - [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     /// - [`LeaseError::Misconfigured`] if no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
-        // Whitespace is a mistake, and issuers whose prefixes differ only in it would grant the
-        // same resource twice.
-        let is_invalid = |c: char| c == ':' || c.is_whitespace() || c.is_control();
-        if self.key_prefix.contains(is_invalid) {
-            let detail = "a key prefix must not contain colons, whitespace or control characters";
-            return Err(LeaseError::invalid("key_prefix", detail));
-        }
+        check_key_prefix(&self.key_prefix)?;
         let endpoints = parse_all(endpoints);
         let endpoints = endpoints.map_err(|detail| LeaseError::invalid("endpoints", detail))?;
         let client = match self.client {

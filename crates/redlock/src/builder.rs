@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use redis::{Client, RedisError};
 use tower_fence::{
     epochs::Epochs,
-    lease::{Driver, LeaseError},
+    lease::{Driver, LeaseError, backend::check_key_prefix},
 };
 
 use super::{QuorumBackend, QuorumLeases, nodes::Nodes};
@@ -34,12 +34,13 @@ impl QuorumLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all key names, which is any string without braces, whitespace and control
-    /// characters. Default: `tower-fence`.
+    /// Sets the prefix of all key names: one or more characters of `A-Z a-z 0-9 - _ .`. Default:
+    /// `tower-fence`.
     ///
-    /// Stores with different prefixes are independent of each other, and may share one source of
-    /// epochs if they grant different resources. Two sources of epochs must not share a prefix.
-    /// Otherwise the grants of the second source are refused with [`LeaseError::Misconfigured`].
+    /// In each name, a colon follows the prefix. Stores with different prefixes are independent of
+    /// each other, and may share one source of epochs if they grant different resources. Two
+    /// sources of epochs must not share a prefix. Otherwise the grants of the second source are
+    /// refused with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -113,13 +114,7 @@ impl QuorumLeasesBuilder {
     ///
     /// Returns [`LeaseError::Invalid`] in the same cases as [`connect`](Self::connect).
     pub fn with_clients(self, clients: Vec<Client>) -> Result<QuorumLeases, LeaseError> {
-        // Whitespace is a mistake, and issuers whose prefixes differ only in it would grant the
-        // same resource twice.
-        let is_invalid = |c: char| matches!(c, '{' | '}') || c.is_whitespace() || c.is_control();
-        if self.key_prefix.contains(is_invalid) {
-            let detail = "a key prefix must not contain braces, whitespace or control characters";
-            return Err(LeaseError::invalid("key_prefix", detail));
-        }
+        check_key_prefix(&self.key_prefix)?;
         if !(3..=MAX_NODES).contains(&clients.len()) || clients.len().is_multiple_of(2) {
             let detail = "a quorum needs an odd number of nodes from 3 to 15: an even number tolerates no more \
                           failures than the odd number below it";

@@ -108,7 +108,7 @@ async fn scan<'a>(node: &Node, begin: &str, mut names: Names<'a>) -> Result<Name
         let command = &*command
             .arg(next)
             .arg("MATCH")
-            .arg(key_pattern(begin))
+            .arg(format!("{begin}*}}:lease:*"))
             .arg("COUNT")
             .arg(SCAN_SIZE);
         let call = |mut connection| async move { command.query_async(&mut connection).await };
@@ -124,19 +124,6 @@ async fn scan<'a>(node: &Node, begin: &str, mut names: Names<'a>) -> Result<Name
         }
         next = cursor;
     }
-}
-
-/// Returns the pattern of lease keys for SCAN. Characters of `begin` that have a meaning in
-/// patterns are escaped.
-fn key_pattern(begin: &str) -> String {
-    let mut pattern = String::new();
-    for c in begin.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern + "*}:lease:*"
 }
 
 /// Returns the resource of a lease key, or `None` if this store has not written the key.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     epochs::Epochs,
-    lease::{Driver, LeaseError},
+    lease::{Driver, LeaseError, backend::check_key_prefix},
 };
 
 /// Builder of [`RedisLeases`], returned by [`RedisLeases::builder`].
@@ -31,16 +31,16 @@ impl RedisLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all keys and channels, which must not contain braces, whitespace or
-    /// control characters. Default: `tower-fence`.
+    /// Sets the prefix of all keys and channels: one or more characters of `A-Z a-z 0-9 - _ .`.
+    /// Default: `tower-fence`.
     ///
-    /// Stores with different prefixes are independent, and may share one source of epochs if they
-    /// grant different resources. A change of the prefix is a [move to another
-    /// store](crate::guide::stores#moving-from-one-store-to-another). **Two sources of epochs, each
-    /// with its own database, must not share a prefix.** Choose a prefix for each database whose
-    /// leases are in the same Redis. Otherwise the token counters (in a cluster, those of each
-    /// partition) belong to the source that used them first, and an issuer with the other source
-    /// gets an error that names the conflict.
+    /// In each name, a colon follows the prefix. Stores with different prefixes are independent,
+    /// and may share one source of epochs if they grant different resources. A change of the prefix
+    /// is a [move to another store](crate::guide::stores#moving-from-one-store-to-another). **Two
+    /// sources of epochs, each with its own database, must not share a prefix.** Choose a prefix
+    /// for each database whose leases are in the same Redis. Otherwise the token counters (in a
+    /// cluster, those of each partition) belong to the source that used them first, and an issuer
+    /// with the other source gets an error that names the conflict.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -58,8 +58,7 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if the key prefix contains whitespace, a control character, or a
-    ///   brace, which would break the hash tags.
+    /// - [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     /// - [`LeaseError::Misconfigured`] if the URL is invalid, or if the server does not report its
     ///   replication id.
     /// - [`LeaseError::Misconfigured`] if the user may not publish and subscribe on the channels of
@@ -158,13 +157,7 @@ impl RedisLeasesBuilder {
 
     fn build(self, source: RedisResult<Source>) -> Result<RedisLeases, LeaseError> {
         let source = source.map_err(LeaseError::misconfigured)?;
-        // Braces determine the cluster slot of a key. Whitespace is a mistake, and issuers whose
-        // prefixes differ only in it would grant the same resource twice.
-        let is_invalid = |c: char| matches!(c, '{' | '}') || c.is_whitespace() || c.is_control();
-        if self.key_prefix.contains(is_invalid) {
-            let detail = "a key prefix must not contain braces, whitespace or control characters";
-            return Err(LeaseError::invalid("key_prefix", detail));
-        }
+        check_key_prefix(&self.key_prefix)?;
         let server = Server::new(source, self.command_timeout);
         let backend = RedisBackend::new(Scripts::new(server, &self.key_prefix));
         Ok(Driver::build(backend, Some(self.epochs)))

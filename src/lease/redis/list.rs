@@ -85,7 +85,7 @@ impl Scripts {
         let command = &*command
             .arg(scan)
             .arg("MATCH")
-            .arg(key_pattern(begin))
+            .arg(format!("{begin}*}}:lease:*"))
             .arg("COUNT")
             .arg(SCAN_SIZE);
         let scan = |mut connection: Connection| async move {
@@ -107,18 +107,6 @@ impl Scripts {
 #[derive(Debug, thiserror::Error)]
 #[error("the servers of the Redis Cluster have changed during the listing")]
 struct ShardsChanged;
-
-/// Returns the pattern of lease keys. Special characters in the prefix are escaped.
-fn key_pattern(begin: &str) -> String {
-    let mut pattern = String::new();
-    for c in begin.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern + "*}:lease:*"
-}
 
 /// Returns the resource of a lease key.
 pub(super) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {

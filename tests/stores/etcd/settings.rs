@@ -46,7 +46,7 @@ async fn invalid_endpoint_is_named_by_index_without_its_text() {
         assert!(!detail.contains("s3cret"), "{detail}");
     }
     assert_eq!(invalid(build().connect_lazy::<&str>(&[])).0, "endpoints");
-    for prefix in ["a:b", "a\nb", "\u{85}"] {
+    for prefix in ["", "a:b", "a\nb", "a\u{200b}", "é"] {
         let built = build().key_prefix(prefix).connect_lazy(&["http://a:2379"]);
         assert_eq!(invalid(built).0, "key_prefix");
     }

@@ -41,7 +41,7 @@ async fn a_quorum_has_three_different_nodes_or_five() {
     let repeated = [a.clone(), b.clone(), b.clone()];
     let refused = connect(builder(&db), &repeated).await;
     assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes");
-    for prefix in ["{a}", "a ", "a\u{7f}"] {
+    for prefix in ["", "{a}", "a ", "a:b", "a*", "a\u{200b}"] {
         let refused = connect(builder(&db).key_prefix(prefix), &urls).await;
         assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix");
     }

@@ -99,11 +99,23 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
     builder().with_sentinels(sentinels(url), 0, "main").unwrap();
     builder().with_cluster(&[url], |client| client).unwrap();
     // Invalid settings are reported immediately. A brace in the prefix would break the hash tag.
-    // Two issuers whose prefixes differ in a blank would grant the same resource twice.
-    for prefix in ["{}", "a{b}c", "{", "}", "a b", "a\n", "\u{7f}"] {
+    // The keys of the prefix `a` would include those of `a:b`. Two issuers whose prefixes look the
+    // same would grant the same resource twice.
+    for prefix in [
+        "",
+        "a{b}c",
+        "{",
+        "a b",
+        "a\n",
+        "a:b",
+        "a*",
+        "a\u{200b}",
+        "é",
+    ] {
         let refused = builder().key_prefix(prefix).connect_lazy(url);
         assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix");
     }
+    builder().key_prefix("Az.0_9-").connect_lazy(url).unwrap();
     builder().connect_lazy("localhost").unwrap_err();
 }
 

@@ -55,7 +55,8 @@ pub struct EtcdArgs {
         requires = "etcd_cert_file"
     )]
     pub etcd_key_file: Option<PathBuf>,
-    /// The prefix of all key names. Each database needs a prefix of its own.
+    /// The prefix of all key names, of the characters A-Z a-z 0-9 - _ and the dot. Each database
+    /// needs a prefix of its own.
     #[arg(
         long,
         env = "TOWER_FENCE_ETCD_KEY_PREFIX",

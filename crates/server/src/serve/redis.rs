@@ -102,7 +102,8 @@ pub struct RedisArgs {
         requires = "redis_cert_file"
     )]
     pub redis_key_file: Option<PathBuf>,
-    /// The prefix of all key names. Each database needs a prefix of its own.
+    /// The prefix of all key names, of the characters A-Z a-z 0-9 - _ and the dot. Each database
+    /// needs a prefix of its own.
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_KEY_PREFIX",
