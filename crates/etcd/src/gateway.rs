@@ -11,7 +11,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -48,6 +48,8 @@ pub(crate) struct Gateway {
     endpoints: Box<[Url]>,
     /// The index of the endpoint that responded last.
     current: AtomicUsize,
+    /// Whether a call has succeeded.
+    has_answered: AtomicBool,
     credentials: Option<Credentials>,
     session: Mutex<Session>,
     timeout: Duration,
@@ -76,6 +78,7 @@ impl Gateway {
             client,
             endpoints,
             current: AtomicUsize::new(0),
+            has_answered: AtomicBool::new(false),
             credentials,
             session: Mutex::default(),
             timeout: timeout.min(LONGEST_TIMEOUT),
@@ -173,7 +176,10 @@ impl Gateway {
             };
             let until = deadline.min(Instant::now() + share);
             let failure = match timeout_at(until, attempt).await {
-                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Ok(answer)) => {
+                    self.has_answered.store(true, Relaxed);
+                    return Ok(answer);
+                }
                 Ok(Err(failure)) => failure,
                 Err(_) => Failure::Silent,
             };
@@ -186,7 +192,9 @@ impl Gateway {
                 true => without_gateway + 1,
                 false => 0,
             };
-            if without_gateway == count {
+            // If a call has succeeded before, the gateway is enabled, and an ingress in between may
+            // lack its route for a moment.
+            if without_gateway == count && !self.has_answered.load(Relaxed) {
                 let failure = Failure::NoGateway;
                 return Err(EtcdError::new(endpoint, failure, may_have_run));
             }

@@ -92,6 +92,28 @@ async fn missing_gateway_of_all_endpoints_is_misconfigured() {
     is_unavailable(builder.connect(&[missing, failing]).await);
 }
 
+/// An ingress whose route is missing for a moment answers 404.
+#[tokio::test]
+async fn missing_route_of_a_known_etcd_is_unavailable() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let proxy = Proxy::to(cluster.addr()).await;
+    let builder = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(5));
+    let leases = builder
+        .connect_lazy(&[proxy.url(&cluster.urls()[0])])
+        .unwrap();
+    grant_and_release(&leases).await;
+    let ingress = strangers().await.remove(2);
+    proxy.switch_to(ingress.addr);
+    is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    // A call is repeated until the route is there.
+    let resource = sku();
+    let (granted, ()) = tokio::join!(leases.acquire(&resource, Acquire::new(LONG)), async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        proxy.switch_to(cluster.addr());
+    });
+    granted.unwrap();
+}
+
 #[tokio::test]
 async fn server_that_is_not_etcd_grants_and_loses_nothing() {
     let db = Sqlite::fresh(2).await;
