@@ -130,15 +130,18 @@ async fn node_of_a_quorum_that_answers_but_is_unusable_is_a_note() {
         })
         .await;
     }
-    let urls = [&nodes[0], &full.url(), &replica.url()]
-        .map(String::as_str)
-        .join(" ");
-    let arguments = ["check", "--redis-mode", "quorum", "--redis-url", &urls];
-    eventually("a majority that cannot be used is a problem", async || {
-        let checked = run_on(&db.url, &arguments).await;
-        checked.status == 78 && checked.stderr.contains("OOM")
-    })
-    .await;
+    let down = format!("redis://127.0.0.1:{port}");
+    for third in [&replica.url(), &down] {
+        let urls = [&nodes[0], &full.url(), third]
+            .map(String::as_str)
+            .join(" ");
+        let arguments = ["check", "--redis-mode", "quorum", "--redis-url", &urls];
+        eventually("a majority that cannot be used is a problem", async || {
+            let checked = run_on(&db.url, &arguments).await;
+            checked.status == 78 && checked.stderr.contains("OOM")
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -148,8 +148,16 @@ async fn a_cluster_of_several_nodes_has_the_leases() {
 #[tokio::test]
 async fn a_quorum_has_the_leases() {
     let db = Postgres::fresh(2).await;
-    let server = on_redis(&db, "quorum", &shared_node_urls().join(" ")).await;
+    let urls = shared_node_urls().join(" ");
+    let server = on_redis(&db, "quorum", &urls).await;
     grants_leases(&server, &db).await;
+    let arguments = ["check", "--redis-mode", "quorum", "--redis-url", &urls];
+    eventually("the check reports what it has checked", async || {
+        // A node of a busy machine may answer too late.
+        let checked = run_on(&db.url, &arguments).await;
+        checked.stdout.contains("a test write to each node")
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -45,8 +45,8 @@ pub(crate) enum Answer {
     /// The server cannot be a node. [`Node::run`](super::node::Node::run) returns this reply as an
     /// error.
     Unfit(Unfit),
-    /// The token counters of the node belong to other issuers.
-    Foreign(Foreign),
+    /// The token counters of the node belong to issuers with these nodes.
+    OtherNodes(String),
 }
 
 /// Key that an attempt has taken, and the counter of its partition.
@@ -137,13 +137,8 @@ impl Found {
 pub(crate) enum Unfit {
     NoHistory,
     Replicated,
-}
-
-/// Other source of epochs, or other set of nodes, to which token counters belong.
-#[derive(Clone, Debug)]
-pub(crate) enum Foreign {
-    Source(String),
-    Nodes(String),
+    /// The token counters of the node belong to this source of epochs.
+    OtherSource(String),
 }
 
 impl Answer {
@@ -203,8 +198,8 @@ impl Answer {
             }
             ["history"] => Self::Unfit(Unfit::NoHistory),
             ["replicated"] => Self::Unfit(Unfit::Replicated),
-            ["source", theirs] => Self::Foreign(Foreign::Source(theirs.into())),
-            ["nodes", theirs] => Self::Foreign(Foreign::Nodes(theirs.into())),
+            ["source", theirs] => Self::Unfit(Unfit::OtherSource(theirs.into())),
+            ["nodes", theirs] => Self::OtherNodes(theirs.into()),
             _ => return Err(unexpected()),
         })
     }
@@ -319,8 +314,8 @@ mod tests {
             ),
             ("history", "Unfit(NoHistory)".into()),
             ("replicated", "Unfit(Replicated)".into()),
-            ("source s", r#"Foreign(Source("s"))"#.into()),
-            ("nodes n", r#"Foreign(Nodes("n"))"#.into()),
+            ("source s", r#"Unfit(OtherSource("s"))"#.into()),
+            ("nodes n", r#"OtherNodes("n")"#.into()),
         ] {
             for texts in [words(text), vec![text.to_owned()]] {
                 let read = Answer::parse(&texts).unwrap();

@@ -57,9 +57,10 @@ impl QuorumBackend {
     }
 
     /// Checks each node, and whether it accepts writes. Returns the failures of the nodes that
-    /// reply. The command `check` of the server program uses this method.
+    /// reply, and the number of nodes that do not reply. The command `check` of the server program
+    /// uses this method.
     #[doc(hidden)]
-    pub async fn failures(&self) -> Vec<LeaseError> {
+    pub async fn failures(&self) -> (Vec<LeaseError>, usize) {
         self.nodes.failures().await
     }
 }

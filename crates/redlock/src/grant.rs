@@ -52,10 +52,14 @@ impl QuorumBackend {
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let subject = Subject::new(resource, &ask.lease, seen);
+        self.nodes.admit(subject.source()).await?;
         let attempt = self.attempts.next(ask.ticket);
         let mut sets_keys = true;
         let outcome = self.attempt(&subject, ask, attempt, seen, &mut sets_keys);
         let outcome = outcome.await;
+        if matches!(outcome, Err(LeaseError::Misconfigured(_))) {
+            self.nodes.refuse();
+        }
         if sets_keys && !matches!(outcome, Ok(Reply::Granted(_))) {
             // If a node is unreachable, the key expires there.
             let _ = self.undo(&subject, attempt).await;

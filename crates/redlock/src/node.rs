@@ -31,11 +31,12 @@ pub(crate) struct Node {
     client: Client,
     /// The host, the port and the database, without a password.
     name: Arc<str>,
+    key_prefix: Box<str>,
     /// The current connection, with a number that distinguishes it from earlier ones, and the time
     /// at which it was opened.
     current: Arc<Mutex<Option<(Opened, MultiplexedConnection)>>>,
     timeout: Duration,
-    /// The run id that the server reported at its last check.
+    /// The run id that the server reported at its last check, if it is still known.
     run_id: SyncMutex<Option<Arc<str>>>,
     /// The time of the last check that was made because another node had the same run id.
     checked_again_at: SyncMutex<Option<Instant>>,
@@ -44,6 +45,7 @@ pub(crate) struct Node {
     /// succeeds.
     late: AtomicBool,
     probing: AtomicBool,
+    watched: AtomicBool,
     health: Health,
 }
 
@@ -59,18 +61,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {
-    pub(crate) fn new(client: Client, timeout: Duration) -> Self {
+    pub(crate) fn new(client: Client, timeout: Duration, key_prefix: &str) -> Self {
         let info = client.get_connection_info();
         let name = format!("{}/{}", info.addr(), info.redis_settings().db()).into();
         Self {
             client,
             name,
+            key_prefix: key_prefix.into(),
             current: Arc::default(),
             timeout,
             run_id: SyncMutex::default(),
             checked_again_at: SyncMutex::default(),
             late: AtomicBool::new(false),
             probing: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
             health: Health::default(),
         }
     }
@@ -88,8 +92,8 @@ impl Node {
         self.late.load(SeqCst)
     }
 
-    /// Checks whether the server can be a node. Returns [`Answer::Foreign`] if its counters belong
-    /// to other nodes or to another source of epochs.
+    /// Checks whether the server can be a node. Returns [`Answer::OtherNodes`] if its counters
+    /// belong to a quorum of other nodes.
     ///
     /// # Errors
     ///
@@ -120,6 +124,11 @@ impl Node {
         }
         *lock(&self.run_id) = Some(run_id.as_str().into());
         Ok(answer)
+    }
+
+    /// Forgets the run id, so that the node is checked before it is used again.
+    pub(crate) fn forget_run_id(&self) {
+        lock(&self.run_id).take();
     }
 
     /// Returns whether the node may be checked again now, because another node is the same server.
@@ -157,27 +166,40 @@ impl Node {
                 "it is a replica or has replicas, so a server that lacks its latest data may replace it; the \
                  nodes of a quorum must be standalone servers",
             )),
+            Answer::Unfit(Unfit::OtherSource(theirs)) => {
+                Err(LeaseError::misconfigured(OtherSource {
+                    node: self.name().into(),
+                    key_prefix: self.key_prefix.clone(),
+                    theirs,
+                }))
+            }
             answer => Ok(answer),
         }
     }
 
     /// Records the outcome of a call, for the log and the metrics. A node that has failed is
     /// checked each minute until it counts as usable, because there may be no further calls.
+    /// There is one such watch, even if the node counts as usable for less than a minute.
     pub(crate) fn note<T>(
         self: &Arc<Self>,
         outcome: &Result<T, LeaseError>,
         check: impl FnOnce() -> Call,
     ) {
-        if !self.health.note(&self.name, outcome) {
+        if !self.health.note(&self.name, outcome) || self.watched.swap(true, SeqCst) {
             return;
         }
         let (node, check) = (Arc::downgrade(self), check());
         tokio::spawn(async move {
             loop {
                 sleep(QUIET).await;
-                let Some(node) = node.upgrade().filter(|node| node.health.has_failed()) else {
+                let Some(node) = node.upgrade() else {
                     return;
                 };
+                // A failure from now on begins another watch, unless this one continues.
+                node.watched.store(false, SeqCst);
+                if !node.health.has_failed() || node.watched.swap(true, SeqCst) {
+                    return;
+                }
                 let checked = node.check(&check).await;
                 node.health.note(&node.name, &checked);
             }
@@ -316,6 +338,21 @@ struct UnfitNode {
     reason: &'static str,
 }
 
+/// Error for a node whose counters belong to another source of epochs.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to the source of epochs \
+     `{theirs}`, which is not this issuer's: choose a key prefix for each database (`key_prefix`), or, if the \
+     database was recreated, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes; if an issuer \
+     with that source was started by mistake, stop it and delete only the counters `{key_prefix}:quorum:*:counter` \
+     that name the source"
+)]
+struct OtherSource {
+    node: Box<str>,
+    key_prefix: Box<str>,
+    theirs: String,
+}
+
 /// Returns whether Redis has refused a command of a script because the user lacks a right. Redis
 /// reports this with the general error code.
 fn is_refused_in_script(detail: &str) -> bool {
@@ -333,4 +370,36 @@ fn is_refused_in_script(detail: &str) -> bool {
 struct ServerError {
     name: Arc<str>,
     source: RedisError,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{answer::unexpected, scripts::Scripts},
+        *,
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn node_that_fails_again_has_one_watch() {
+        let client = Client::open("redis://127.0.0.1:1").unwrap();
+        let node = Arc::new(Node::new(client, Duration::from_secs(1), "tower-fence"));
+        let scripts = Scripts::new("tower-fence", "a b c");
+        let note = |outcome| node.note(&outcome, || scripts.check(""));
+        // Each watch has a weak reference to the node.
+        let watches = || Arc::weak_count(&node);
+        let fail_and_recover = async || {
+            note(Err(unexpected()));
+            assert_eq!(watches(), 1);
+            // The time advances before a new watch begins to wait.
+            tokio::time::advance(QUIET).await;
+            note(Ok(()));
+            assert!(!node.health.has_failed());
+        };
+        fail_and_recover().await;
+        sleep(2 * QUIET).await;
+        assert_eq!(watches(), 0);
+        fail_and_recover().await;
+        note(Err(unexpected()));
+        assert_eq!(watches(), 1);
+    }
 }

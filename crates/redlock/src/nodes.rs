@@ -1,13 +1,20 @@
 //! Nodes of a quorum, and calls to all of them.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use redis::Client;
 use tower_fence::lease::LeaseError;
 
 use super::{
-    answer::{Answer, Counter, Foreign, Taken},
+    answer::{Answer, Counter, Taken},
     answers::Answers,
     node::Node,
     scripts::{Call, Scripts},
@@ -18,18 +25,24 @@ const TWIN: &str = "another node is the same server";
 pub(crate) struct Nodes {
     nodes: Box<[Arc<Node>]>,
     scripts: Scripts,
+    /// Whether a majority of the nodes has accepted this issuer, and has not refused it since.
+    is_admitted: AtomicBool,
 }
 
 impl Nodes {
     pub(crate) fn new(clients: Vec<Client>, timeout: Duration, key_prefix: &str) -> Self {
         let nodes = clients.into_iter();
         let nodes: Box<[_]> = nodes
-            .map(|client| Arc::new(Node::new(client, timeout)))
+            .map(|client| Arc::new(Node::new(client, timeout, key_prefix)))
             .collect();
         let mut names: Vec<_> = nodes.iter().map(|node| node.name()).collect();
         names.sort_unstable();
         let scripts = Scripts::new(key_prefix, &names.join(" "));
-        Self { nodes, scripts }
+        Self {
+            nodes,
+            scripts,
+            is_admitted: AtomicBool::new(false),
+        }
     }
 
     /// Returns whether two nodes have the same name.
@@ -50,7 +63,7 @@ impl Nodes {
         let mut answers = Answers::new(self.nodes.len());
         for (n, checked) in join_all(checks).await.into_iter().enumerate() {
             match checked {
-                Ok(Answer::Foreign(owner)) => return Err(self.other_owner(n, owner)),
+                Ok(Answer::OtherNodes(theirs)) => return Err(self.other_nodes(n, theirs)),
                 Err(error @ LeaseError::Misconfigured(_)) => return Err(error),
                 checked => answers.add(n, checked),
             }
@@ -62,8 +75,8 @@ impl Nodes {
     }
 
     /// Checks each node, and whether it accepts writes. Returns the failures of the nodes that
-    /// reply.
-    pub(crate) async fn failures(&self) -> Vec<LeaseError> {
+    /// reply, and the number of nodes that do not reply.
+    pub(crate) async fn failures(&self) -> (Vec<LeaseError>, usize) {
         let checks = self.nodes.iter();
         let checks = checks.map(async |node| node.check(&self.scripts.check("")).await);
         // After these checks, each node is compared with all others.
@@ -71,12 +84,16 @@ impl Nodes {
         let writes = self.nodes.iter();
         let writes = writes.map(|node| self.ask_node(node, "", self.scripts.write()));
         let written = join_all(writes).await.into_iter().enumerate();
-        let failures = written.filter_map(|(n, written)| match written {
-            Ok(Answer::Foreign(owner)) => Some(self.other_owner(n, owner)),
-            Err(error) if !self.nodes[n].is_late() => Some(error),
-            _ => None,
-        });
-        failures.collect()
+        let (mut failures, mut silent) = (vec![], 0);
+        for (n, written) in written {
+            match written {
+                Ok(Answer::OtherNodes(theirs)) => failures.push(self.other_nodes(n, theirs)),
+                Err(_) if self.nodes[n].is_late() => silent += 1,
+                Err(error) => failures.push(error),
+                Ok(_) => {}
+            }
+        }
+        (failures, silent)
     }
 
     pub(crate) const fn scripts(&self) -> &Scripts {
@@ -102,6 +119,31 @@ impl Nodes {
         counted.get(self.majority() - 1).copied()
     }
 
+    /// Before the first grant, and again after a refusal, checks whether a majority of the nodes
+    /// accepts this issuer. A node without counters belongs to the issuer that writes the first
+    /// one. Without this check, an issuer that all other nodes refuse would become the owner of a
+    /// node that has lost its data.
+    pub(crate) async fn admit(&self, source: &str) -> Result<(), LeaseError> {
+        if self.is_admitted.load(SeqCst) {
+            return Ok(());
+        }
+        let check = |n: usize| {
+            let node = &self.nodes[n];
+            Some(async move { node.check(&self.scripts.check(source)).await })
+        };
+        let answers = self.ask_each(source, check).await?;
+        if !answers.are_enough() {
+            return Err(answers.no_majority());
+        }
+        self.is_admitted.store(true, SeqCst);
+        Ok(())
+    }
+
+    /// Records that the nodes have refused this issuer.
+    pub(crate) fn refuse(&self) {
+        self.is_admitted.store(false, SeqCst);
+    }
+
     /// Sends each node its call, and waits until every node has replied or timed out. If a node did
     /// not reply to the last call, and the other nodes are a majority, the node is skipped, and is
     /// probed in the background.
@@ -110,6 +152,21 @@ impl Nodes {
         source: &str,
         call: impl Fn(usize) -> Option<Call>,
     ) -> Result<Answers, LeaseError> {
+        let ask = |n: usize| {
+            let (node, call) = (&self.nodes[n], call(n)?);
+            Some(async move { self.ask_node(node, source, call).await })
+        };
+        self.ask_each(source, ask).await
+    }
+
+    async fn ask_each<F>(
+        &self,
+        source: &str,
+        ask: impl Fn(usize) -> Option<F>,
+    ) -> Result<Answers, LeaseError>
+    where
+        F: Future<Output = Result<Answer, LeaseError>>,
+    {
         let late = self.nodes.iter().filter(|node| node.is_late()).count();
         let leaves_out = self.nodes.len() - late >= self.majority();
         let mut asked = FuturesUnordered::new();
@@ -118,9 +175,9 @@ impl Nodes {
                 node.probe(self.scripts.check(source));
                 continue;
             }
-            if let Some(call) = call(n) {
+            if let Some(answer) = ask(n) {
                 asked.push(async move {
-                    let answer = self.ask_node(node, source, call).await;
+                    let answer = answer.await;
                     node.note(&answer, || self.scripts.check(source));
                     (n, answer)
                 });
@@ -130,7 +187,7 @@ impl Nodes {
         answers.asked = asked.len();
         while let Some((n, answer)) = asked.next().await {
             match answer {
-                Ok(Answer::Foreign(owner)) => return Err(self.other_owner(n, owner)),
+                Ok(Answer::OtherNodes(theirs)) => return Err(self.other_nodes(n, theirs)),
                 answer => answers.add(n, answer),
             }
         }
@@ -140,31 +197,38 @@ impl Nodes {
     /// Sends one node a call. If the node has never been checked, it is checked first.
     async fn ask_node(&self, node: &Node, source: &str, call: Call) -> Result<Answer, LeaseError> {
         match self.is_fit(node, source).await? {
-            Some(foreign) => Ok(foreign),
+            Some(other_nodes) => Ok(other_nodes),
             None => node.run(&call).await,
         }
     }
 
     /// Checks a node that has never been checked. If another node is the same server, checks both
-    /// again, because an address may have changed. Returns [`Answer::Foreign`] if the counters of
-    /// the node belong to other nodes or to another source of epochs.
+    /// again, because an address may have changed. Returns [`Answer::OtherNodes`] if the counters
+    /// of the node belong to a quorum of other nodes.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
-        if node.run_id().is_none()
-            && let foreign @ Answer::Foreign(_) = node.check(&self.scripts.check(source)).await?
-        {
-            return Ok(Some(foreign));
-        }
-        // Each run id stays known until a check replaces it. If the run ids were cleared first, a
-        // concurrent request could find only one node with this run id, and use it.
-        for twin in self.twins_of(node) {
-            if twin.may_check_again() {
-                twin.disconnect();
-                let _ = twin.check(&self.scripts.check(source)).await;
+        let check = || self.scripts.check(source);
+        loop {
+            if node.run_id().is_none()
+                && let other @ Answer::OtherNodes(_) = node.check(&check()).await?
+            {
+                return Ok(Some(other));
             }
-        }
-        match self.twins_of(node).is_empty() {
-            true => Ok(None),
-            false => Err(node.unfit(TWIN)),
+            // Each run id stays known until a check has ended. If the run ids were cleared first, a
+            // concurrent request could find only one node with this run id, and use it.
+            for twin in self.twins_of(node) {
+                if twin.may_check_again() {
+                    twin.disconnect();
+                    if !matches!(twin.check(&check()).await, Ok(Answer::Node { .. })) {
+                        // The address may have changed. The twin is checked before its next use.
+                        twin.forget_run_id();
+                    }
+                }
+            }
+            match (node.run_id(), self.twins_of(node).is_empty()) {
+                (None, _) => {}
+                (Some(_), true) => return Ok(None),
+                (Some(_), false) => return Err(node.unfit(TWIN)),
+            }
         }
     }
 
@@ -199,58 +263,36 @@ impl Nodes {
         Err(self.nodes[*n].unfit(TWIN))
     }
 
-    /// Returns the error for a node whose counters belong to other nodes or to another source of
-    /// epochs. The step fails even if the other nodes are a majority. Otherwise issuers with a
-    /// changed set of nodes could grant leases concurrently with issuers of the earlier set.
-    fn other_owner(&self, node: usize, owner: Foreign) -> LeaseError {
-        let key_prefix = self.scripts.key_prefix().into();
-        let node = self.nodes[node].name().into();
-        LeaseError::misconfigured(match owner {
-            Foreign::Nodes(theirs) => OtherOwner::Nodes {
-                node,
-                key_prefix,
-                ours: self.scripts.nodes().into(),
-                theirs,
-            },
-            Foreign::Source(theirs) => OtherOwner::Source {
-                node,
-                key_prefix,
-                theirs,
-            },
+    /// Returns the error for a node whose counters belong to a quorum of other nodes. The step
+    /// fails even if the remaining nodes are a majority. Otherwise issuers with a changed set of
+    /// nodes could grant leases concurrently with issuers of the earlier set. If only the source of
+    /// epochs differs, the majorities of both issuers have a node in common, so the node fails
+    /// alone.
+    fn other_nodes(&self, node: usize, theirs: String) -> LeaseError {
+        LeaseError::misconfigured(OtherNodes {
+            node: self.nodes[node].name().into(),
+            key_prefix: self.scripts.key_prefix().into(),
+            ours: self.scripts.nodes().into(),
+            theirs,
         })
     }
 }
 
-/// Error for a node whose counters belong to another quorum, or to another source of epochs. The
-/// name of a node consists of host, port and database.
+/// Error for a node whose counters belong to a quorum of other nodes. The name of a node consists
+/// of host, port and database.
 #[derive(Debug, thiserror::Error)]
-enum OtherOwner {
-    #[error(
-        "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to a quorum of the \
-         nodes `{theirs}`, but this issuer's nodes are `{ours}`: to change the nodes, stop all issuers, delete \
-         the keys `{key_prefix}:quorum:*` on all old and new nodes, and start the issuers with the new ones; if \
-         only this node was used by another quorum, which no longer uses it, delete the keys there; if an issuer \
-         was started with the nodes `{theirs}` by mistake, stop it and delete only the counters \
-         `{key_prefix}:quorum:*:counter` that name them"
-    )]
-    Nodes {
-        node: Box<str>,
-        key_prefix: Box<str>,
-        ours: Box<str>,
-        theirs: String,
-    },
-    #[error(
-        "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to the source of \
-         epochs `{theirs}`, which is not this issuer's: choose a key prefix for each database (`key_prefix`), or, \
-         if the database was recreated, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes; \
-         if an issuer with that source was started by mistake, stop it and delete only the counters \
-         `{key_prefix}:quorum:*:counter` that name the source"
-    )]
-    Source {
-        node: Box<str>,
-        key_prefix: Box<str>,
-        theirs: String,
-    },
+#[error(
+    "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to a quorum of the nodes \
+     `{theirs}`, but this issuer's nodes are `{ours}`: to change the nodes, stop all issuers, delete the keys \
+     `{key_prefix}:quorum:*` on all old and new nodes, and start the issuers with the new ones; if only this node was \
+     used by another quorum, which no longer uses it, delete the keys there; if an issuer was started with the nodes \
+     `{theirs}` by mistake, stop it and delete only the counters `{key_prefix}:quorum:*:counter` that name them"
+)]
+struct OtherNodes {
+    node: Box<str>,
+    key_prefix: Box<str>,
+    ours: Box<str>,
+    theirs: String,
 }
 
 #[cfg(test)]

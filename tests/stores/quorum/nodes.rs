@@ -126,7 +126,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     grant(&leases, &unused, LONG).await;
 }
 
-/// An issuer with other nodes was the first to grant in some partitions.
+/// An issuer with other nodes was the first to grant in the partition that a check reads first.
 #[tokio::test]
 async fn node_with_counters_of_two_quorums_serves_both() {
     let (db, urls) = (Sqlite::fresh(4).await, shared_node_urls());
@@ -134,7 +134,8 @@ async fn node_with_counters_of_two_quorums_serves_both() {
     let builder = || builder(&db).key_prefix(&prefix);
     let leases = connect(builder(), &urls).await.unwrap();
     grant_and_release(&leases).await;
-    let theirs = Resource::new("sku-2").unwrap();
+    let mut names = (2..).map(|n| Resource::new(format!("sku-{n}")).unwrap());
+    let theirs = names.find(|name| partition_of(name) == 0).unwrap();
     let key = format!("{prefix}:quorum:{{{}}}:counter", partition_of(&theirs));
     for url in &urls {
         let client = redis::Client::open(url.as_str()).unwrap();
@@ -322,6 +323,27 @@ async fn node_replaced_by_another_node_counts_once() {
         leases.acquire(&sku(), Acquire::new(LONG)).await.is_ok()
     })
     .await;
+}
+
+/// A host name resolves to the server of another node, and then to a server that is down.
+#[tokio::test]
+async fn former_twin_that_is_down_disables_no_other_node() {
+    let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
+    let (proxy, through) = second_behind_proxy(&urls, 1).await;
+    let leases = connect(builder(&db), &through).await.unwrap();
+    grant_and_release(&leases).await;
+    // After a failure, the second node is checked before it is used.
+    proxy.set(Link::Cut);
+    grant_and_release(&leases).await;
+    proxy.switch_to(addr_of(&urls[0]));
+    is_refused_as_twin(&leases).await;
+    proxy.set(Link::Cut);
+    eventually("the first node is usable", async || {
+        leases.acquire(&sku(), Acquire::new(SHORT)).await.is_ok()
+    })
+    .await;
+    proxy.set(Link::Whole);
+    is_refused_as_twin(&leases).await;
 }
 
 fn addr_of(url: &str) -> SocketAddr {

@@ -5,7 +5,10 @@
 local function info(section, pattern)
   return string.match(redis.call('INFO', section), pattern) or ''
 end
-local refusal = unfit(counter())
+-- One partition may belong to another issuer.
+local now = counter()
+now.source, now.nodes = nil, nil
+local refusal = unfit(now)
 if refusal then
   return refusal
 end

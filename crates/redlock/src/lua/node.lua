@@ -40,23 +40,24 @@ local function counter()
   return now
 end
 
--- Returns the reply for a counter of another source of epochs or of another set of nodes.
+-- Returns the reply for a counter of another set of nodes or of another source of epochs.
 local function foreign(source, nodes)
-  if source and SOURCE ~= '' and source ~= SOURCE then
-    return {'source', source}
-  end
   if nodes and nodes ~= NODES then
     return {'nodes', nodes}
+  end
+  if source and SOURCE ~= '' and source ~= SOURCE then
+    return {'source', source}
   end
   return nil
 end
 
 -- Returns the reply of a node that cannot be used, or nil. If there is a reply, the script changes
 -- nothing. Such a node does not report its replication id, has replicas or is a replica, or has a
--- counter that belongs to another source of epochs or to another set of nodes. If the partition has
+-- counter that belongs to another set of nodes or to another source of epochs. If the partition has
 -- no counter, the node cannot be used if other partitions have counters and none of them belongs to
 -- this issuer. Without this rule, an issuer that was started by mistake would become the owner of
--- each partition that no issuer has used.
+-- each partition that no issuer has used. 'nodes' takes precedence over 'source', because it makes
+-- the whole step fail.
 local function unfit(now)
   if not now.history then
     return {'history'}
@@ -76,7 +77,9 @@ local function unfit(now)
       if not reply then
         return nil
       end
-      refusal = refusal or reply
+      if not refusal or reply[1] == 'nodes' then
+        refusal = reply
+      end
     end
   end
   return refusal

@@ -81,7 +81,8 @@ impl Probe {
 
 const ANSWERS: &str = "answers";
 const ACCEPTS_GRANTS: &str = "would accept a grant";
-const ANSWERS_READS: &str = "answers reads; its writes are not checked";
+pub const ANSWERS_READS: &str = "answers reads; its writes are not checked";
+pub const NODES_WRITE: &str = "answers reads; its writes are checked by a test write to each node";
 const EXHAUSTED: &str = "no token is left: all epochs of the partition have been issued";
 
 /// The timeout of a check.
@@ -105,7 +106,7 @@ pub fn answers(fence: Fence<Postgres>) -> Probe {
 /// Checks that the database accepts grants of leases that are stored in it.
 pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: &str) -> Probe {
     // The error of this read contains the remedy for missing tables.
-    let reads = reads(leases);
+    let reads = reads(leases, ANSWERS_READS);
     let grants = in_database(ACCEPTS_GRANTS, fence, in_schema(GRANT, schema));
     Probe::new(ACCEPTS_GRANTS, move || {
         let (reads, grants) = (reads.check(), grants.check());
@@ -136,8 +137,8 @@ pub fn redis(leases: RedisLeases) -> Probe {
 }
 
 /// Checks that the store answers a read. Does not detect a missing permission to write.
-pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
-    Probe::new(ANSWERS_READS, move || {
+pub fn reads<L: Leases + Clone>(leases: L, shows: &'static str) -> Probe {
+    Probe::new(shows, move || {
         let leases = leases.clone();
         async move {
             leases.inspect(&Resource::new("readyz")?).await?;

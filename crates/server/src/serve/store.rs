@@ -64,7 +64,7 @@ pub fn mount(
             let leases = leases.max_waiters(max_waiters);
             let prefix = args.etcd.key_prefix();
             let place = format!("etcd at {}, prefix {prefix}", addresses(urls.into_iter()));
-            let probe = probe::reads(leases.clone());
+            let probe = probe::reads(leases.clone(), probe::ANSWERS_READS);
             (boxed(leases, &fence, announce), epochs(), probe, place)
         }
         (None, Some(urls)) => {
@@ -74,7 +74,7 @@ pub fn mount(
             let place = redis.place(&urls);
             let (leases, probe) = if mode == RedisMode::Quorum {
                 let leases = redis.quorum(fence.clone(), &urls)?.max_waiters(max_waiters);
-                let probe = probe::reads(leases.clone());
+                let probe = probe::reads(leases.clone(), probe::NODES_WRITE);
                 (boxed(leases, &fence, announce), probe)
             } else {
                 let leases = redis.connect_lazy(RedisLeases::builder(fence.clone()), &urls)?;

@@ -37,18 +37,18 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     true
 }
 
-/// Reports each node of a quorum that replies but cannot be used: as a problem if a majority of the
-/// nodes cannot be used, and otherwise as a note.
+/// Reports each node of a quorum that replies but cannot be used: as a problem if these nodes and
+/// the nodes that do not reply are a majority, and otherwise as a note.
 pub async fn look_at_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
     // An invalid setting is reported by `look` and by the mounted store.
     if let (RedisMode::Quorum, Ok(Some(urls))) = (args.redis_mode, args.urls())
         && let urls = words(urls.expose()).collect::<Vec<_>>()
         && let Ok(leases) = args.quorum(epochs, &urls)
     {
-        let failures = leases.backend().failures().await;
+        let (failures, silent) = leases.backend().failures().await;
         for failure in &failures {
             let cause = chain(failure.source().unwrap_or(failure));
-            match failures.len() > urls.len() / 2 {
+            match failures.len() + silent > urls.len() / 2 {
                 true => report.problem("redis", cause),
                 false => report.note("redis", cause),
             }
