@@ -354,6 +354,8 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
         (vec![], vec![good, redis(",")], 78, "contains no URL"),
         (vec!["--redis-url-file", path(&comment)], vec![good], 78, "contains no URL"),
         (vec!["--etcd-url", ","], vec![good], 78, "contains no URL"),
+        (vec!["--database-url-file", path(&comment)], vec![], 78, "contains no URL"),
+        (vec!["--listen-url-file", path(&comment)], vec![good], 78, "contains no URL"),
         (vec!["--etcd-url", "http://a"], vec![good, redis("redis://a")], 78, "both Redis and etcd"),
         (
             vec![], vec![good, ("TOWER_FENCE_ETCD_URL", "http://me:hunter2@a")], 78,

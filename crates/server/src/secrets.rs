@@ -67,18 +67,20 @@ impl Secret {
     }
 
     /// Returns the URLs of one or more servers. An option must not contain a password, but the
-    /// variable `name` and a file may. Lines of these that begin with # are comments.
+    /// variable `name` and a file may. Lines of these that begin with # are comments. Fails if one
+    /// of the three is set and contains no URL.
     pub fn find_urls(
         name: &str,
         option: Option<&str>,
         file: Option<&Path>,
     ) -> Result<Option<Self>, Failure> {
         let Some(option) = option.filter(|option| !option.is_empty()) else {
-            let found = Self::find(name, file)?;
-            return Ok(found.map(|text| {
-                let lines: Vec<_> = lines(text.expose()).map(|(_, line)| line).collect();
-                Self(Zeroizing::new(lines.join("\n")))
-            }));
+            let Some(text) = Self::find(name, file)? else {
+                return Ok(None);
+            };
+            let lines: Vec<_> = lines(text.expose()).map(|(_, line)| line).collect();
+            let urls = Self(Zeroizing::new(lines.join("\n")));
+            return urls.with_urls(name).map(Some);
         };
         if file.is_some() {
             let text = format!(
@@ -92,7 +94,15 @@ impl Secret {
                  put the URL into the variable {name}, or into a file that {name}_FILE names"
             )));
         }
-        Ok(Some(Self::of(option)))
+        Self::of(option).with_urls(name).map(Some)
+    }
+
+    fn with_urls(self, name: &str) -> Result<Self, Failure> {
+        if words(self.expose()).next().is_none() {
+            let text = format!("the option, variable or file of {name} contains no URL");
+            return Err(Failure::configuration(text));
+        }
+        Ok(self)
     }
 }
 

@@ -183,7 +183,8 @@ fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
     "token counters under the key prefix `{key_prefix}` belong to the source of epochs `{theirs}`, and this \
      issuer's is `{}`: choose a key prefix for each database (`key_prefix`), or, if the database was recreated, \
      delete the keys `{key_prefix}:*`; if an issuer with that source was started by mistake, stop it and delete \
-     only the counters that name the source",
+     only the counters that name the source: the keys `{key_prefix}:{{N}}:clock` in Redis, or `{key_prefix}:counter:N` \
+     in etcd",
     .ours.as_ref().map_or("", SourceId::as_str)
 )]
 struct SourceMismatch {

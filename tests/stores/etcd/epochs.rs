@@ -43,6 +43,7 @@ async fn counter_of_another_epoch_source_is_refused() {
         let text = cause.to_string();
         assert_contains!(text, &format!("`{prefix}`"));
         assert_contains!(text, "a key prefix for each database");
+        assert_contains!(text, &format!("`{prefix}:counter:N`"));
     };
     let unused = Resource::new("sku-2").unwrap();
     for resource in [&sku(), &unused] {

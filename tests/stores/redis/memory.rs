@@ -84,6 +84,8 @@ async fn counter_of_another_epoch_source_is_refused() {
         let text = cause.to_string();
         assert_contains!(text, "`tower-fence`");
         assert_contains!(text, "a key prefix for each database");
+        // The error names the keys to delete.
+        assert_contains!(text, &COUNTER.replace("110", "N"));
     }
     grant(&leases, &unused, LONG).await;
     let second = grant_and_release(&leases).await;

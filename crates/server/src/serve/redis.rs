@@ -137,11 +137,6 @@ impl RedisArgs {
         let (option, file) = (self.redis_url.as_deref(), self.redis_url_file.as_deref());
         let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)?;
         if let Some(found) = &urls {
-            if words(found.expose()).next().is_none() {
-                return Err(Failure::configuration(
-                    "the option, variable or file with the Redis URLs contains no URL",
-                ));
-            }
             // The URL is not shown. Otherwise, a part of the password could be logged as the port.
             if words(found.expose()).any(is_ambiguous) {
                 return Err(Failure::configuration(format!(
