@@ -45,7 +45,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info,sqlx=warn,redis=off".into());
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| "info,sqlx=warn,redis=off".into());
     let events = Events::new();
     let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

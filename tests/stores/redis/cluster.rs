@@ -332,7 +332,9 @@ async fn member_of_a_cluster_is_no_single_server() {
         RedisServer::start(&["--cluster-enabled", "yes"]).await,
         Sqlite::fresh(2).await,
     );
-    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
+    server
+        .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
+        .await;
     let url = server.url();
     eventually("the leases have a cluster", async || {
         let builder = RedisLeases::builder(db.fence());

@@ -145,8 +145,12 @@ async fn unusable_command_or_key_is_a_misconfiguration() {
     let url = format!("{}/7", redis.url().trim_end_matches('/'));
     is_misconfigured(RedisLeases::connect(&url, db.fence()).await);
     // Another program has written a key of the store.
-    let leases = RedisLeases::connect(&redis.url(), db.fence()).await.unwrap();
-    redis.command(&["SET", "tower-fence:{110}:clock", "7"]).await;
+    let leases = RedisLeases::connect(&redis.url(), db.fence())
+        .await
+        .unwrap();
+    redis
+        .command(&["SET", "tower-fence:{110}:clock", "7"])
+        .await;
     is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
