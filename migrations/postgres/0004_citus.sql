@@ -22,12 +22,23 @@ COMMENT ON TABLE tower_fence.commit_marks IS
 CREATE FUNCTION tower_fence.commit_in_two_phases()
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
+    -- As in column_beside(), only servers with Citus execute the statement that names its catalog.
+    IF to_regclass('pg_dist_partition') IS NOT NULL THEN
+        PERFORM FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass;
+        IF NOT FOUND AND tower_fence.citus_role() = 'coordinator' THEN
+            RAISE object_not_in_prerequisite_state USING
+                MESSAGE = 'this server is the coordinator of a Citus cluster, which commits its workers first: a COMMIT '
+                    'that fails would leave a write without its token',
+                HINT = 'Migrate as the owner of the fence''s tables, which makes each such transaction commit in two phases.';
+        END IF;
+    END IF;
     DELETE FROM tower_fence.commit_marks WHERE id = 1;
     RETURN NULL;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.commit_in_two_phases() IS
-    'The trigger function of the fence''s tables on a coordinator of Citus.';
+    'The trigger function of the fence''s tables in a database with Citus. Refuses a write on a coordinator on which '
+    'join_citus() was not called.';
 
 -- As in column_beside(), only servers with Citus execute the statements that name catalogs of
 -- Citus.
@@ -64,14 +75,17 @@ DECLARE
     relation regclass;
     failed text;
 BEGIN
-    IF role IN ('none', 'alone') THEN
+    IF role = 'none' THEN
         RETURN role;
     ELSIF role = 'worker' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = 'this server is a worker of a Citus cluster, where the fence has no tables of its own',
             HINT = 'Connect to the coordinator.';
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass) THEN
+    -- If a node is added later, the triggers refuse writes until this function is called again.
+    IF role = 'coordinator' AND NOT EXISTS (
+        SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass
+    ) THEN
         PERFORM citus_add_local_table_to_metadata('tower_fence.commit_marks'::regclass);
     END IF;
     -- The other tables of the fence need no trigger, because no write of the application changes
@@ -552,7 +566,8 @@ BEGIN
         'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
         'tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean)', 'tower_fence.refuse_behind(text)',
         'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
-        'tower_fence.is_bypassed()', 'tower_fence.refuse_unfenced(name, name, text)',
+        'tower_fence.citus_role()', 'tower_fence.is_distributed()', 'tower_fence.is_bypassed()',
+        'tower_fence.refuse_unfenced(name, name, text)',
         'tower_fence.require_admission(regclass, text)', 'tower_fence.warn_outside_transaction(text)', 'tower_fence.header_tokens(text)',
         'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.stale_up_to(text)',
         'tower_fence.floor_of(text, smallint, text)', 'tower_fence.catch_up_in_transaction(text)'

@@ -102,6 +102,73 @@ async fn fence_with_citus_installed_later_needs_a_migration() {
     }
 }
 
+/// A program that started before, and clients that only use SQL, do not check the fence.
+#[tokio::test]
+async fn fence_from_before_the_nodes_refuses_every_write() {
+    let cluster = Cluster::apart().await;
+    cluster.execute("CREATE EXTENSION citus").await;
+    let fence = cluster.fence().await;
+    fence.migrate().await.unwrap();
+    let sku = Resource::new("sku-1").unwrap();
+    let take = async |value: i64| {
+        let begun = fence.begin(&sku, Token::new(value).unwrap(), TokenUse::SingleUse);
+        begun.await?.commit().await.unwrap();
+        Ok::<_, AdmitError>(())
+    };
+    take(1).await.unwrap();
+    cluster.join().await;
+    assert_matches!(take(2).await, Err(AdmitError::Misconfigured(_)));
+    let calls = [
+        "SELECT tower_fence.admit('sku-1', 2)",
+        "SELECT tower_fence.raise('sku-2', 2)",
+        "SELECT tower_fence.next_epoch(1::smallint, 1)",
+        "SELECT tower_fence.bypass('a reason')",
+    ];
+    for call in calls {
+        let refused = cluster.try_execute(call).await.expect_err(call);
+        let refused = refused.as_database_error().unwrap();
+        assert_eq!(refused.code().as_deref(), Some("55000"), "{refused}");
+        assert_contains!(
+            refused.message(),
+            "this server is the coordinator of a Citus cluster"
+        );
+    }
+    fence.migrate().await.unwrap();
+    take(2).await.unwrap();
+    for call in calls {
+        _ = cluster
+            .try_execute(&call.replace('2', "3"))
+            .await
+            .expect(call);
+    }
+}
+
+/// With this setting, Citus places the tables of each new schema on one worker.
+#[tokio::test]
+async fn schema_of_a_fence_is_not_placed_on_a_worker() {
+    let cluster = Cluster::start().await;
+    cluster
+        .execute("ALTER DATABASE postgres SET citus.enable_schema_based_sharding = on")
+        .await;
+    let first = cluster.fence().await;
+    first.migrate().await.unwrap();
+    first.check().await.unwrap();
+    let second = cluster
+        .fence_with(|fence| fence.schema("second").unwrap())
+        .await;
+    let mut conn = cluster.connect().await;
+    conn.execute("BEGIN").await.unwrap();
+    let script = AssertSqlSafe(second.schema_sql());
+    sqlx::raw_sql(script).execute(&mut conn).await.unwrap();
+    let setting: String = sqlx::query_scalar("SHOW citus.enable_schema_based_sharding")
+        .fetch_one(&mut conn)
+        .await
+        .unwrap();
+    assert_eq!(setting, "on");
+    conn.execute("COMMIT").await.unwrap();
+    second.check().await.unwrap();
+}
+
 #[tokio::test]
 async fn fence_on_a_worker_is_refused() {
     let cluster = Cluster::with_fence().await;

@@ -192,6 +192,8 @@ async fn fence_with_another_collation_catches_up() {
     // This function of Citus removes the distribution of the functions.
     let alter = "SELECT alter_distributed_table('inventory', shard_count => 4, cascade_to_colocated => true)";
     cluster.execute(alter).await;
+    let refused = take(&fence, &names[0], Token::MAX.get()).await;
+    assert_matches!(refused, Err(AdmitError::NotMigrated(_)));
     assert!(!fence.distribute(None).await.unwrap());
     fence.after_failover().await.unwrap();
     take(&fence, &names[0], Token::MAX.get()).await.unwrap();

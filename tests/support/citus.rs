@@ -61,7 +61,9 @@ impl Cluster {
 
     pub async fn join(&self) {
         let cluster = self;
-        cluster.execute("CREATE EXTENSION citus").await;
+        cluster
+            .execute("CREATE EXTENSION IF NOT EXISTS citus")
+            .await;
         let port = cluster.coordinator.addr().port();
         let set_host = format!("SELECT citus_set_coordinator_host('127.0.0.1', {port})");
         cluster.execute(&set_host).await;

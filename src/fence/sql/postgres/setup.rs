@@ -58,6 +58,18 @@ const CHECK_CITUS: &str = "SELECT \
         AND EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p \
             WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.commit_marks')) AS is_joined";
 
+/// Block that creates the schema. `IF NOT EXISTS` alone requires the privilege to create a schema
+/// even if the schema exists. With schema-based sharding, Citus would distribute the tables of the
+/// new schema.
+const CREATE_SCHEMA: &str = "DO $fence$ DECLARE \
+    setting CONSTANT text := 'citus.enable_schema_based_sharding'; \
+    value CONSTANT text := pg_catalog.current_setting(setting, true); \
+    BEGIN IF pg_catalog.to_regnamespace('{schema}') IS NULL THEN \
+        PERFORM pg_catalog.set_config(setting, 'off', true) WHERE value IS NOT NULL; \
+        CREATE SCHEMA IF NOT EXISTS {schema}; \
+        PERFORM pg_catalog.set_config(setting, value, true) WHERE value IS NOT NULL; \
+    END IF; END $fence$;\n";
+
 /// Block that refuses a schema whose owner this role cannot trust. The owner of the schema becomes
 /// the owner of all functions, and could replace those that other roles execute. If the tables are
 /// current, only a role that may create schemas is refused, because it must not read a view that
@@ -89,8 +101,8 @@ const ONE_AT_A_TIME: &str = "DO $fence$ BEGIN \
 /// SQL that sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// Block that prepares the coordinator of a Citus cluster. It has no effect on other servers, or if
-/// this role may not execute the function because another role owns it.
+/// Block that prepares the coordinator of a Citus cluster. It has no effect on a server without Citus,
+/// or if this role may not execute the function because another role owns it.
 const JOIN_CITUS: &str = "DO $fence$ BEGIN \
     IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
         AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
@@ -190,12 +202,8 @@ impl Setup for Postgres {
             conn.lock().await?;
         }
         if is_locked && !has(conn, LAST_TABLE).await? {
-            // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
-            let found = exists(&format!("to_regnamespace('{schema}')"));
-            if conn.fetch_optional(AssertSqlSafe(found)).await?.is_none() {
-                let create = format!("CREATE SCHEMA IF NOT EXISTS {schema}");
-                conn.execute(AssertSqlSafe(create)).await?;
-            }
+            let create = CREATE_SCHEMA.replace("{schema}", schema);
+            conn.execute(AssertSqlSafe(create)).await?;
             let is_first = !has(conn, LAST_TABLE_OF_0_3).await?;
             let on = |setting| if setting { "on" } else { "off" };
             conn.execute(AssertSqlSafe(format!(
@@ -258,10 +266,7 @@ impl Setup for Postgres {
             ["decode('", "', 'hex')"],
             &pin,
         );
-        // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
-        let create = format!(
-            "DO $fence$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $fence$;\n"
-        );
+        let create = CREATE_SCHEMA.replace("{schema}", schema);
         let trust = trust(schema);
         let detection = match failover_detection {
             true => String::new(),
