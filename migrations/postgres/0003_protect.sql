@@ -91,8 +91,10 @@ BEGIN
         END,
         HINT = CASE WHEN fault IS NULL
             THEN 'Call tower_fence.admit() for the resource of each row in the transaction that writes, or '
-                'tower_fence.bypass() to write without an admission.'
-            ELSE 'Write a row that has a resource, or call tower_fence.bypass() to write without an admission.'
+            ELSE 'Write a row that has a resource, or call '
+        END || CASE WHEN tower_fence.is_distributed()
+            THEN 'tower_fence.unprotect() to write without an admission.'
+            ELSE 'tower_fence.bypass() to write without an admission.'
         END,
         DETAIL = json_build_object('resource', left(refuse_unfenced.resource, 255))::text;
 END
@@ -355,7 +357,9 @@ BEGIN
     ) AS beside INTO own
     FROM pg_dist_shard AS s
     JOIN pg_class AS c ON c.oid = s.logicalrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_dist_partition AS p ON p.logicalrelid = s.logicalrelid
     JOIN pg_dist_shard AS f ON f.shardminvalue = s.shardminvalue
+    JOIN pg_dist_partition AS q ON q.logicalrelid = f.logicalrelid AND q.colocationid = p.colocationid
     JOIN pg_class AS r ON r.oid = f.logicalrelid JOIN pg_namespace AS o ON o.oid = r.relnamespace
     WHERE s.shardid = own_number AND f.logicalrelid = 'tower_fence.resources'::regclass
         AND to_regclass(concat(
@@ -451,8 +455,14 @@ BEGIN
             THEN 'the fence is not colocated with it, so triggers on its shards cannot read the fence'
         WHEN is_known AND (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p'
             THEN 'it is partitioned and distributed'
-        WHEN is_known AND current_setting('citus.enable_unsafe_triggers', true) IS DISTINCT FROM 'on'
-            THEN 'triggers on distributed tables are off: SET citus.enable_unsafe_triggers = on before the call'
+        WHEN is_known AND (
+            SELECT quote_ident(n.nspname) <> n.nspname
+            FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation
+        ) THEN 'the name of its schema needs quotes, which Citus omits when it changes the privileges of a function'
+        -- Without DDL propagation, only the coordinator would have the triggers.
+        WHEN is_known AND concat(current_setting('citus.enable_unsafe_triggers', true),
+            current_setting('citus.enable_ddl_propagation', true)) <> 'onon'
+            THEN 'SET citus.enable_unsafe_triggers = on and citus.enable_ddl_propagation = on before the call'
     END;
 END
 $fence$;
@@ -566,8 +576,13 @@ BEGIN
                     AND t.tgrelid NOT IN (SELECT o.relid FROM pg_partition_tree(protect.relation) AS o)
             ))
     );
+    -- Shards that Citus has moved have copies of the triggers of the previous guard.
+    PERFORM tower_fence.unprotect(protect.relation) WHERE guard_function IS NULL AND column_beside IS NOT NULL;
     WHILE guard_function IS NULL LOOP
-        guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', protected.relname)::name);
+        guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', CASE
+            -- Citus does not quote the name when it sends the privileges of the guard to the workers.
+            WHEN column_beside IS NULL THEN protected.relname
+            ELSE regexp_replace(lower(protected.relname COLLATE "C"), '[^a-z0-9_]', '_', 'g') END)::name);
         IF to_regprocedure(concat(guard_function, '()')) IS NOT NULL THEN
             guard_function := NULL;
             number := coalesce(number, 1) + 1;
@@ -656,10 +671,11 @@ BEGIN
             '%s is a partition of %s, which is protected as a whole',
             unprotect.relation, pg_partition_root(unprotect.relation)
         );
-    ELSIF guard_function IS NOT NULL AND is_distributed AND current_setting('citus.enable_unsafe_triggers', true) IS DISTINCT FROM 'on'
+    ELSIF guard_function IS NOT NULL AND is_distributed AND concat(current_setting('citus.enable_unsafe_triggers', true),
+        current_setting('citus.enable_ddl_propagation', true)) <> 'onon'
     THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = 'triggers on distributed tables are off: SET citus.enable_unsafe_triggers = on before the call';
+            MESSAGE = 'SET citus.enable_unsafe_triggers = on and citus.enable_ddl_propagation = on before the call';
     END IF;
     PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true) WHERE is_distributed;
     -- A trigger that a partition has inherited is dropped together with the trigger of its parent.

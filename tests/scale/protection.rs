@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgDatabaseError};
 use tower_fence::{AdmitError, TokenUse};
 
 use super::distributed::{is_stale, resource, take, token};
@@ -53,6 +53,20 @@ async fn table_is_protected_only_if_its_guard_reads_the_fence() {
             format!("{set}; SELECT tower_fence.protect('inventory', 'sku/{{sku}}')"),
             "the pattern of public.inventory must be {sku}",
         ),
+        (
+            format!(
+                "{set}; SET citus.enable_ddl_propagation = off; SELECT tower_fence.protect('inventory', '{{sku}}')"
+            ),
+            "citus.enable_ddl_propagation = on",
+        ),
+        (
+            format!(
+                "CREATE SCHEMA \"App\"; CREATE TABLE \"App\".item (sku text COLLATE \"C\" PRIMARY KEY); \
+                 SELECT create_distributed_table('\"App\".item', 'sku', colocate_with => 'inventory'); \
+                 {set}; SELECT tower_fence.protect('\"App\".item', '{{sku}}')"
+            ),
+            "the name of its schema needs quotes",
+        ),
     ] {
         let refused = cluster.try_execute(&protect).await.unwrap_err().to_string();
         assert_contains!(refused, reason);
@@ -78,6 +92,13 @@ async fn unadmitted_row_is_refused_on_its_worker() {
     }
     let on_shard = format!("UPDATE {shard} SET n = 0");
     assert_eq!(refusal(&mut on_worker, &on_shard).await.0, "TF428");
+    let write = sqlx::raw_sql("UPDATE inventory SET n = 0").execute(&mut conn);
+    let refused = write.await.unwrap_err().into_database_error().unwrap();
+    let hint = refused
+        .downcast::<PgDatabaseError>()
+        .hint()
+        .map(str::to_owned);
+    assert_contains!(hint.unwrap(), "tower_fence.unprotect()");
     let (code, message) = refusal(&mut conn, "TRUNCATE inventory").await;
     assert_eq!(code, "0A000", "{message}");
 
@@ -132,6 +153,10 @@ async fn role_whose_only_fence_privilege_is_admit_can_write() {
     }
     let write = "UPDATE inventory SET n = n - 1 WHERE sku = 'sku-3'";
     assert_eq!(refusal(&mut conn, write).await.0, "TF428");
+    no_guard_is_public(&cluster).await;
+}
+
+async fn no_guard_is_public(cluster: &Cluster) {
     let open = "SELECT count(*) FROM pg_proc AS p WHERE p.proname LIKE 'fence\\_guard%' \
          AND has_function_privilege('public', p.oid, 'EXECUTE')";
     for node in cluster.workers.iter().chain([&cluster.coordinator]) {
@@ -139,6 +164,74 @@ async fn role_whose_only_fence_privilege_is_admit_can_write() {
         let open: i64 = sqlx::query_scalar(open).fetch_one(&mut conn).await.unwrap();
         assert_eq!(open, 0);
     }
+}
+
+/// Citus 13.2 writes the names of functions without quotes when it sends REVOKE to the workers.
+#[tokio::test]
+async fn table_whose_name_needs_quotes_is_protected() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let set = "SET citus.enable_unsafe_triggers = on";
+    let mut conn = cluster.connect().await;
+    for table in ["item", "\"Item\"", "\"a b-ü\""] {
+        cluster
+            .execute(&format!(
+                "CREATE TABLE {table} (sku text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL); \
+                 SELECT create_distributed_table('{table}', 'sku', colocate_with => 'inventory'); \
+                 {set}; SELECT tower_fence.protect('{table}', '{{sku}}'); SELECT tower_fence.protect('{table}', '{{sku}}')"
+            ))
+            .await;
+        let write = format!("INSERT INTO {table} VALUES ('sku-1', 1)");
+        assert_eq!(refusal(&mut conn, &write).await.0, "TF428", "{table}");
+        no_guard_is_public(&cluster).await;
+        cluster
+            .execute(&format!(
+                "{set}; SELECT tower_fence.unprotect('{table}'); {write}"
+            ))
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn guard_of_a_previous_owner_is_removed_from_moved_shards() {
+    let cluster = protected().await;
+    let from = cluster.worker_of("sku-1").await;
+    cluster.move_shard("sku-1", 1 - from).await;
+    cluster
+        .execute(
+            "CREATE ROLE heir; GRANT CREATE ON SCHEMA public TO heir; GRANT USAGE ON SCHEMA tower_fence TO heir; \
+             GRANT EXECUTE ON FUNCTION tower_fence.require_admission TO heir; \
+             ALTER TABLE inventory OWNER TO heir; SET citus.enable_unsafe_triggers = on; \
+             SELECT tower_fence.protect('inventory', '{sku}')",
+        )
+        .await;
+    let mut conn = cluster.connect().await;
+    let write = "UPDATE inventory SET n = 0";
+    assert_eq!(refusal(&mut conn, write).await.0, "TF428");
+    cluster
+        .execute(
+            "SET citus.enable_unsafe_triggers = on; SELECT tower_fence.unprotect('inventory'); TRUNCATE inventory",
+        )
+        .await;
+}
+
+#[tokio::test]
+async fn guard_refuses_writes_after_its_table_leaves_the_fence() {
+    let cluster = protected().await;
+    cluster
+        .execute(
+            "SET citus.enable_unsafe_triggers = on; \
+             SELECT alter_distributed_table('inventory', colocate_with => 'none')",
+        )
+        .await;
+    let mut conn = cluster.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT tower_fence.admit('sku-1', 5)")
+        .execute(&mut conn)
+        .await
+        .unwrap();
+    let write = "UPDATE inventory SET n = 0 WHERE sku = 'sku-1'";
+    let (code, message) = refusal(&mut conn, write).await;
+    assert_eq!(code, "55000", "{message}");
+    assert_contains!(message, "not a shard that is colocated");
 }
 
 #[tokio::test]
@@ -162,7 +255,12 @@ async fn an_owner_writes_without_admissions_while_the_protection_is_off() {
     let unprotect = "SELECT tower_fence.unprotect('inventory')";
     Postgres::run(&mut conn, "RESET citus.enable_unsafe_triggers").await;
     let (_, message) = refusal(&mut conn, unprotect).await;
-    assert_contains!(message, "SET citus.enable_unsafe_triggers = on");
+    assert_contains!(message, "citus.enable_unsafe_triggers = on");
+    let set =
+        "SET citus.enable_unsafe_triggers = on; SET citus.enable_ddl_propagation = off; COMMIT";
+    sqlx::raw_sql(set).execute(&mut conn).await.unwrap();
+    let (_, message) = refusal(&mut conn, unprotect).await;
+    assert_contains!(message, "citus.enable_ddl_propagation = on");
 }
 
 #[tokio::test]
