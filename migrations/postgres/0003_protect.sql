@@ -580,7 +580,7 @@ BEGIN
     PERFORM tower_fence.unprotect(protect.relation) WHERE guard_function IS NULL AND column_beside IS NOT NULL;
     WHILE guard_function IS NULL LOOP
         guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', CASE
-            -- Citus does not quote the name when it sends the privileges of the guard to the workers.
+            -- Citus does not quote this name when it sends the privileges to the workers.
             WHEN column_beside IS NULL THEN protected.relname
             ELSE regexp_replace(lower(protected.relname COLLATE "C"), '[^a-z0-9_]', '_', 'g') END)::name);
         IF to_regprocedure(concat(guard_function, '()')) IS NOT NULL THEN

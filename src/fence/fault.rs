@@ -88,8 +88,8 @@ impl Fault {
             // internal_error: Citus reports it while a shard moves, if the function was planned for
             // the shard's previous worker.
             "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
-            // feature_not_supported: the functions of a distributed fence are not colocated with its
-            // rows, as after `alter_distributed_table`.
+            // feature_not_supported: the functions of a distributed fence are not colocated with
+            // its rows, as after `alter_distributed_table`.
             "0A000" if error.message().contains("same colocation group") => Self::Missing,
             // feature_not_supported
             "0A000" => Self::Unsupported,
@@ -97,8 +97,8 @@ impl Fault {
             "42P01" | "42703" | "42883" | "3F000" => Self::Missing,
             // insufficient_privilege: a missing privilege, or row-level security
             "42501" => Self::Misconfigured,
-            // object_not_in_prerequisite_state, from `refuse_incomplete` and `commit_in_two_phases`.
-            // Aurora shows its timeline only if `wal_level` is `logical`.
+            // object_not_in_prerequisite_state, from `refuse_incomplete` and
+            // `commit_in_two_phases`. Aurora shows its timeline only if `wal_level` is `logical`.
             "55000" if is_setup_fault(error.message()) => Self::Misconfigured,
             "TF428" => Self::Unfenced,
             // idle_in_transaction_session_timeout, transaction_timeout

@@ -101,8 +101,8 @@ const ONE_AT_A_TIME: &str = "DO $fence$ BEGIN \
 /// SQL that sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// Block that prepares the coordinator of a Citus cluster. It has no effect on a server without Citus,
-/// or if this role may not execute the function because another role owns it.
+/// Block that prepares a server with Citus. It has no effect on other servers, or if this role may
+/// not execute the function because another role owns it.
 const JOIN_CITUS: &str = "DO $fence$ BEGIN \
     IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
         AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
