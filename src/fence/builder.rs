@@ -17,7 +17,7 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a schema name must have 1 to 63 characters of a-z 0-9 _, must not begin with a digit or pg_, and must not be a \
-     keyword of SQL"
+     reserved keyword of SQL"
 )]
 #[non_exhaustive]
 pub struct InvalidSchema;
@@ -158,7 +158,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// On Postgres, the schema must contain only the fence, because each migration sets the owners
     /// and the privileges of all objects in the schema. The first migration fails if the schema
-    /// already contains tables, functions or types. A keyword such as `user` cannot be the name.
+    /// already contains tables, functions or types. A reserved keyword such as `user` cannot be the
+    /// name.
     ///
     /// # Errors
     ///

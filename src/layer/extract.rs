@@ -180,7 +180,10 @@ impl IntoResponse for NoTransaction {
             // `no_layer` has already logged and counted this error, with the route.
             Self::NoLayer => return problem.into_response(),
             Self::PlainRead => {}
-            _ => tracing::error!(error = %self, "a handler got no fenced transaction"),
+            _ => tracing::error!(
+                error = self.to_string(),
+                "a handler got no fenced transaction"
+            ),
         }
         failure::marked(kind, problem)
     }

@@ -1,7 +1,7 @@
 //! The tools for operators: the tables, the leases, and the reset of a fence.
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use sqlx::{Connection, PgConnection, Postgres};
 
 use super::program::{
     HOLDER, OPERATOR, Served, ended, file, path, program, run, run_on, secret_options,
@@ -186,7 +186,7 @@ async fn operators_list_inspect_and_break_leases() {
     let held = server.post("/locks/sku-2", &json!({})).await;
     held.is_problem(409, "lock-held");
     let refused = run(&["break", "sku-2"], &operator).await;
-    refused.is(1).says("the lock delay of an expired lease");
+    refused.is(1).says("an expired lease with a lock delay");
     let token = lease["token"].to_string();
     run(&["break", "sku-2", "--token", &token], &operator)
         .await

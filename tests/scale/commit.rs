@@ -136,7 +136,7 @@ async fn fence_from_before_the_nodes_refuses_every_write() {
     fence.migrate().await.unwrap();
     take(2).await.unwrap();
     for call in calls {
-        _ = cluster
+        cluster
             .try_execute(&call.replace('2', "3"))
             .await
             .expect(call);

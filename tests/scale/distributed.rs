@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 use tokio::time::Instant;
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgDatabaseError};
+use sqlx::{PgConnection, Postgres, postgres::PgDatabaseError};
 use tower_fence::{AdmitError, TokenUse};
 
 use super::distributed::{is_stale, resource, take, token};

@@ -175,7 +175,7 @@ impl Etcd {
                 Err(error) if error.hides_status() => {
                     self.hides_status.call_once(|| {
                         tracing::warn!(
-                            error = %error,
+                            error = error.to_string(),
                             "etcd does not report the length of its log to this user, so this store cannot detect \
                              that etcd was restored from a snapshot"
                         );

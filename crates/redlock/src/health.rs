@@ -34,7 +34,7 @@ impl Health {
                 metrics::quorum_nodes_failed(1.0);
                 tracing::warn!(
                     node,
-                    error = %Chain(error),
+                    error = Chain(error).to_string(),
                     "a node of the quorum has failed; while the other nodes are a majority, they grant leases"
                 );
             }

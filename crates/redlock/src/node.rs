@@ -302,7 +302,7 @@ impl Node {
         let is_permanent = matches!(
             error.kind(),
             ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || error.detail().is_some_and(is_refused_in_script);
+        ) || error.detail().is_some_and(is_permanent);
         let error = ServerError {
             name: Arc::clone(&self.name),
             source: error,
@@ -353,13 +353,19 @@ struct OtherSource {
     theirs: String,
 }
 
-/// Returns whether Redis has refused a command of a script because the user lacks a right. Redis
-/// reports this with the general error code.
-fn is_refused_in_script(detail: &str) -> bool {
-    // The first text is that of Redis 7.2 and later.
+/// Returns whether Redis would refuse the command again. It reports these errors with the general
+/// error code, at least for a command of a script.
+fn is_permanent(detail: &str) -> bool {
     let texts = [
+        // The user lacks a right. The first text is that of Redis 7.2 and later.
         "ACL failure in script",
         "The user executing the script can't",
+        // The command was renamed, or a proxy does not support it.
+        "unknown command",
+        "Unknown Redis command called from script",
+        "DB index is out of range",
+        // Another program has written the key.
+        "wrong kind of value",
     ];
     texts.iter().any(|text| detail.contains(text))
 }

@@ -68,8 +68,8 @@ pub struct DatabaseArgs {
 /// The option that names the schema of the tables.
 #[derive(Args)]
 pub struct SchemaArgs {
-    /// The schema with the fence's tables [default: tower_fence]. A keyword of SQL cannot be its
-    /// name.
+    /// The schema with the fence's tables [default: tower_fence]. A reserved keyword of SQL cannot
+    /// be its name.
     #[arg(
         long,
         env = "TOWER_FENCE_DATABASE_SCHEMA",

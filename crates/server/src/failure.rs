@@ -74,7 +74,7 @@ impl Failure {
         } else if text.contains("which could replace functions") {
             "; migrate as that role, or choose another schema with --database-schema"
         } else if text.contains("syntax error at or near") {
-            "; if the name of the schema is a keyword of SQL, choose another one with --database-schema"
+            "; if the name of the schema is a reserved keyword of SQL, choose another one with --database-schema"
         } else {
             ""
         };

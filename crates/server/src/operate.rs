@@ -137,8 +137,9 @@ pub async fn break_lease(args: BreakArgs) -> Result<u8, Failure> {
     };
     let not_held = || {
         Failure::other(format!(
-            "{name} is not held; if an acquisition is still refused, the lock delay of an expired lease blocks \
-             the resource: name the token of that lease with --token"
+            "{name} is not held; if an acquisition is still refused, an expired lease with a lock delay, or a lost \
+             lease, blocks the resource: name the token of that lease with --token, or send `POST \
+             /locks/{{resource}}/break`"
         ))
     };
     let seen = seen.ok_or_else(not_held)?;

@@ -97,9 +97,10 @@ impl Server {
         self.subscribe(&subscriber, &[channel]).await
     }
 
-    /// Makes the next command look up the server again.
+    /// Makes the next command look up the server again. The previous connection is dropped as well,
+    /// because it may lead to a demoted master.
     pub(super) async fn find_again(&self) {
-        self.connections.lock().await.current.take();
+        *self.connections.lock().await = Connections::default();
     }
 
     /// Returns a receiver that is notified of each new command connection. Such a connection may
@@ -195,7 +196,8 @@ impl Server {
             None => self.command_timeout,
         };
         // Box this future, so that it does not enlarge every future that may connect.
-        let connecting: BoxFuture<'_, _> = Box::pin(self.source.connect(limit, None));
+        let connecting: BoxFuture<'_, _> =
+            Box::pin(self.source.connect(limit, self.command_timeout, None));
         let next = match (in_time(after(limit), connecting).await, all.previous.take()) {
             (Err(_), Some(previous)) => previous,
             (connected, _) => {
@@ -212,8 +214,9 @@ impl Server {
         &self,
         pushes: mpsc::UnboundedSender<PushInfo>,
     ) -> RedisResult<Connection> {
-        let connecting = self.source.connect(self.command_timeout, Some(pushes));
-        in_time(self.limit(), connecting).await
+        let limit = self.command_timeout;
+        let connecting = self.source.connect(limit, limit, Some(pushes));
+        in_time(after(limit), connecting).await
     }
 }
 

@@ -82,10 +82,11 @@ impl Source {
         }
     }
 
-    /// Opens a connection. If `pushes` is given, the connection can subscribe to channels, and
-    /// sends published messages to `pushes`.
+    /// Opens a connection, which takes at most `limit`. If `pushes` is given, the connection can
+    /// subscribe to channels, and sends published messages to `pushes`.
     pub(super) async fn connect(
         &self,
+        limit: Duration,
         command_timeout: Duration,
         pushes: Option<mpsc::UnboundedSender<PushInfo>>,
     ) -> RedisResult<Connection> {
@@ -94,11 +95,12 @@ impl Source {
             Servers::Sentinels(sentinels, database) => master(sentinels, *database).await?,
             Servers::Cluster(settings) => {
                 // Only this crate knows which commands may be repeated, so the client must not
-                // retry. The timeouts are fractions of the command timeout, because the client
-                // waits for a silent node twice before it discovers the rest of the cluster.
+                // retry. The timeouts are fractions of `limit` and of the command timeout, because
+                // the client waits for a silent node twice before it discovers the rest of the
+                // cluster.
                 let mut builder = settings()
                     .retries(0)
-                    .connection_timeout(command_timeout / 4)
+                    .connection_timeout(limit / 4)
                     .response_timeout(command_timeout / 2);
                 if let Some(pushes) = pushes {
                     builder = builder
@@ -110,7 +112,7 @@ impl Source {
             }
         };
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(command_timeout))
+            .set_connection_timeout(Some(limit))
             .set_response_timeout(Some(command_timeout));
         let (client, config) = match pushes {
             // Push messages require protocol version 3.

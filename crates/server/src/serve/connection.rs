@@ -97,9 +97,9 @@ impl Connection {
         static FAILED: Sampler = Sampler::new();
         let peer = self.peer;
         if error.kind() != ErrorKind::InvalidData {
-            tracing::debug!(%peer, %error, "TLS handshake failed");
+            tracing::debug!(%peer, error = error.to_string(), "TLS handshake failed");
         } else if let Some(suppressed) = FAILED.next() {
-            tracing::info!(%peer, %error, suppressed, "TLS handshake failed");
+            tracing::info!(%peer, error = error.to_string(), suppressed, "TLS handshake failed");
         }
     }
 
@@ -154,7 +154,9 @@ impl Connection {
         };
         match end {
             End::ByItself(Ok(())) => {}
-            End::ByItself(Err(error)) => tracing::debug!(%error, "a connection ended early"),
+            End::ByItself(Err(error)) => {
+                tracing::debug!(error = error.to_string(), "a connection ended early")
+            }
             End::Slow => tracing::debug!("a connection was closed: its client was too slow"),
             End::Replaced => self.report_replaced(),
             End::Closed => tracing::debug!("a connection was closed: the server is stopping"),

@@ -101,7 +101,10 @@ impl Connections {
             match accepted {
                 Ok((stream, peer)) => self.begin(stream, peer, permit, &app),
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(
+                        error = error.to_string(),
+                        "a connection could not be accepted"
+                    );
                     // If the process has no file descriptors left, wait until connections are
                     // closed.
                     sleep(Duration::from_millis(50)).await;
@@ -133,7 +136,10 @@ impl Connections {
                 .and_then(|()| TcpStream::from_std(stream));
             match stream {
                 Ok(stream) => self.begin(stream, peer, permit, app),
-                Err(error) => tracing::warn!(%error, "a connection could not be accepted"),
+                Err(error) => tracing::warn!(
+                    error = error.to_string(),
+                    "a connection could not be accepted"
+                ),
             }
         }
     }

@@ -31,7 +31,7 @@ impl Fit<'_> {
         match self.look().await {
             Err(failure) if failure.status == UNAVAILABLE => {
                 let error = failure.text;
-                tracing::warn!(%error, "the database cannot be checked yet");
+                tracing::warn!(error, "the database cannot be checked yet");
                 Ok(false)
             }
             looked => looked.map(|()| true),

@@ -97,7 +97,11 @@ impl Reload {
                 Ok(()) if is_in_file => reloaded.push(what),
                 Ok(()) => {}
                 Err(failure) => {
-                    tracing::error!(what, error = %failure.text, "not reloaded: the old values stay in use");
+                    tracing::error!(
+                        what,
+                        error = failure.text,
+                        "not reloaded: the old values stay in use"
+                    );
                 }
             }
         }

@@ -1,9 +1,9 @@
 -- Checks the server.
 -- KEYS: a counter, for its slot.
 -- ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
--- Returns {1 if a script can read a replication id that changes at each promotion and 0 if not, 1 if
--- the server belongs to a cluster and 0 if not, the maxmemory-policy, the error of a publication or
--- '' if it succeeded}.
+-- Returns {1 if a script can read a replication id that changes at each promotion and 0 if not,
+-- 1 if the server belongs to a cluster and 0 if not, the maxmemory-policy, the error of a
+-- publication or '' if it succeeded}.
 local function info(section, pattern)
   local text = redis.pcall('INFO', section)
   return type(text) == 'string' and string.match(text, pattern) or ''
