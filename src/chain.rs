@@ -15,8 +15,8 @@ use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 /// adds to its errors, is removed. Characters that end a line or change the direction of text are
 /// escaped.
 ///
-/// The text may contain names and values that a client has sent. A log line therefore records it
-/// with `to_string()`, because the log quotes strings.
+/// The text may contain names and values that a client has sent. Log lines record the text with
+/// `to_string()`, because the log quotes strings.
 #[derive(Debug)]
 pub struct Chain<'a>(pub &'a dyn Error);
 

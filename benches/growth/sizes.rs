@@ -104,7 +104,7 @@ fn race(title: &str, runtime: &Runtime, tables: &[Table], options: &Options, rep
     report.contenders(title, BASELINE, &outcomes);
 }
 
-/// Writes to the table for this time.
+/// Writes to the table for this number of seconds.
 fn sustain(runtime: &Runtime, table: &Table, seconds: u64) {
     let pool = runtime.block_on(table.pool());
     let addr = serve(runtime, &pool);

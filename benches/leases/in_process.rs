@@ -82,7 +82,7 @@ impl Lock for AdvisoryLock {
     }
 }
 
-/// Returns the tasks that acquire and release a lock.
+/// Returns a function that measures tasks that acquire and release a lock.
 pub fn in_tasks<'a, L: Lock>(
     runtime: &'a Runtime,
     lock: &L,
@@ -91,7 +91,7 @@ pub fn in_tasks<'a, L: Lock>(
     tasks::turns(runtime, tasks.collect())
 }
 
-/// Acquires and releases a lock, for one resource of the task after the other.
+/// Acquires and releases a lock for each resource of the task in turn.
 struct Task<L> {
     lock: L,
     resources: Vec<Resource>,

@@ -462,7 +462,8 @@ BEGIN
         -- Without DDL propagation, only the coordinator would have the triggers.
         WHEN is_known AND concat(current_setting('citus.enable_unsafe_triggers', true),
             current_setting('citus.enable_ddl_propagation', true)) <> 'onon'
-            THEN 'SET citus.enable_unsafe_triggers = on and citus.enable_ddl_propagation = on before the call'
+            THEN 'to change triggers on shards, SET citus.enable_unsafe_triggers = on and '
+                'SET citus.enable_ddl_propagation = on before the call'
     END;
 END
 $fence$;
@@ -675,7 +676,8 @@ BEGIN
         current_setting('citus.enable_ddl_propagation', true)) <> 'onon'
     THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = 'SET citus.enable_unsafe_triggers = on and citus.enable_ddl_propagation = on before the call';
+            MESSAGE = 'to change triggers on shards, SET citus.enable_unsafe_triggers = on and '
+                'SET citus.enable_ddl_propagation = on before the call';
     END IF;
     PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true) WHERE is_distributed;
     -- A trigger that a partition has inherited is dropped together with the trigger of its parent.

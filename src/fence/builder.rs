@@ -16,8 +16,7 @@ use super::{
 /// Error returned for a name that cannot be used for the fence's schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a schema name must have 1 to 63 characters of a-z 0-9 _, must not begin with a digit or pg_, and must not be a \
-     reserved keyword of SQL"
+    "a schema name must have 1 to 63 characters of a-z 0-9 _, and must not begin with a digit or pg_"
 )]
 #[non_exhaustive]
 pub struct InvalidSchema;
@@ -158,8 +157,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// On Postgres, the schema must contain only the fence, because each migration sets the owners
     /// and the privileges of all objects in the schema. The first migration fails if the schema
-    /// already contains tables, functions or types. A reserved keyword such as `user` cannot be the
-    /// name.
+    /// already contains tables, functions or types. The name must not be a reserved keyword such as
+    /// `user`.
     ///
     /// # Errors
     ///

@@ -143,7 +143,7 @@ pub trait Backend: Send + Sync + 'static {
 /// Checks the key prefix of a store: one or more characters of `A-Z a-z 0-9 - _ .`.
 ///
 /// In each key, a colon follows the prefix. A prefix contains no colon, so no key of another prefix
-/// begins with this prefix and a colon. Different prefixes also look different.
+/// begins with this prefix and a colon. A prefix also contains no invisible characters.
 ///
 /// # Errors
 ///

@@ -160,7 +160,8 @@ async fn late_write_is_refused(worker: fn() -> Command) {
     shop.has_nine().await;
 }
 
-/// A client that follows a redirect may send a GET, and take its answer for a lease or a write.
+/// A client that follows a redirect may send a GET, and treat the response as a lease or as a
+/// successful write.
 async fn follows_no_redirect(worker: fn() -> Command) {
     let shop = Shop::open().await;
     for name in ["TOWER_FENCE_URL", "SERVICE_URL"] {

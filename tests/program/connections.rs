@@ -315,7 +315,8 @@ async fn clients_that_never_read_occupy_no_connection() {
 #[tokio::test]
 async fn silent_connection_is_closed_before_an_idle_one() {
     let (_db, server) = serving(&["--max-connections", "2"]).await;
-    // The server accepts them in this order, so the silent one is older than the answer below.
+    // The server accepts the connections in this order, so it accepts the silent one before it
+    // answers the idle one.
     let (mut silent, mut idle) = (server.connect().await, server.connect().await);
     let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     idle.write_all(request).await.unwrap();

@@ -153,7 +153,7 @@ async fn a_quorum_has_the_leases() {
     grants_leases(&server, &db).await;
     let arguments = ["check", "--redis-mode", "quorum", "--redis-url", &urls];
     eventually("the check reports what it has checked", async || {
-        // A node of a busy machine may answer too late.
+        // On a busy machine, a node may answer too late.
         let checked = run_on(&db.url, &arguments).await;
         checked.stdout.contains("a test write to each node")
     })

@@ -102,9 +102,10 @@ async fn fence_with_citus_installed_later_needs_a_migration() {
     }
 }
 
-/// A program that started before, and clients that only use SQL, do not check the fence.
+/// A program that was started before the nodes were added does not check the fence again. Clients
+/// that use only SQL never check it.
 #[tokio::test]
-async fn fence_from_before_the_nodes_refuses_every_write() {
+async fn fence_created_before_the_nodes_refuses_every_write() {
     let cluster = Cluster::apart().await;
     cluster.execute("CREATE EXTENSION citus").await;
     let fence = cluster.fence().await;
@@ -143,7 +144,7 @@ async fn fence_from_before_the_nodes_refuses_every_write() {
     }
 }
 
-/// With this setting, Citus places the tables of each new schema on one worker.
+/// With schema-based sharding, Citus places the tables of each new schema on one worker.
 #[tokio::test]
 async fn schema_of_a_fence_is_not_placed_on_a_worker() {
     let cluster = Cluster::start().await;

@@ -36,7 +36,7 @@ pub(crate) enum Failure {
          use the URLs of the members as endpoints"
     )]
     OtherMembers,
-    /// No call has succeeded yet, and each endpoint has answered with 404, and without a gRPC code.
+    /// No call has succeeded yet, and each endpoint has answered 404 without a gRPC code.
     #[error(
         "its HTTP gateway is disabled, or the URL is wrong: set `enable-grpc-gateway: true`, because etcd 3.4 \
          disables the gateway if it reads a configuration file"

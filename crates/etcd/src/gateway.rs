@@ -192,8 +192,8 @@ impl Gateway {
                 true => without_gateway + 1,
                 false => 0,
             };
-            // If a call has succeeded before, the gateway is enabled, and an ingress in between may
-            // lack its route for a moment.
+            // If a call has succeeded before, the gateway is enabled, but an ingress in front of it
+            // may lack its route for a moment.
             if without_gateway == count && !self.has_answered.load(Relaxed) {
                 let failure = Failure::NoGateway;
                 return Err(EtcdError::new(endpoint, failure, may_have_run));

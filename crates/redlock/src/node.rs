@@ -126,7 +126,7 @@ impl Node {
         Ok(answer)
     }
 
-    /// Forgets the run id, so that the node is checked before it is used again.
+    /// Clears the run id, so that the node is checked before it is used again.
     pub(crate) fn forget_run_id(&self) {
         lock(&self.run_id).take();
     }
@@ -178,8 +178,8 @@ impl Node {
     }
 
     /// Records the outcome of a call, for the log and the metrics. A node that has failed is
-    /// checked each minute until it counts as usable, because there may be no further calls.
-    /// There is one such watch, even if the node counts as usable for less than a minute.
+    /// checked each minute until it counts as usable, because there may be no further calls. At
+    /// most one such watch runs for each node, even if the node fails again within a minute.
     pub(crate) fn note<T>(
         self: &Arc<Self>,
         outcome: &Result<T, LeaseError>,
@@ -353,8 +353,8 @@ struct OtherSource {
     theirs: String,
 }
 
-/// Returns whether Redis would refuse the command again. It reports these errors with the general
-/// error code, at least for a command of a script.
+/// Returns whether Redis would refuse the command again. Redis reports such errors with the general
+/// error code, at least for a command in a script, so only their texts identify them.
 fn is_permanent(detail: &str) -> bool {
     let texts = [
         // The user lacks a right. The first text is that of Redis 7.2 and later.

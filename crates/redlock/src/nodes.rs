@@ -120,9 +120,9 @@ impl Nodes {
     }
 
     /// Before the first grant, and again after a refusal, checks whether a majority of the nodes
-    /// accepts this issuer. A node without counters belongs to the issuer that writes the first
-    /// one. Without this check, an issuer that all other nodes refuse would become the owner of a
-    /// node that has lost its data.
+    /// accepts this issuer. A node without counters belongs to the issuer that writes its first
+    /// counter. Without this check, an issuer that all other nodes refuse would become the owner of
+    /// a node that has lost its data.
     pub(crate) async fn admit(&self, source: &str) -> Result<(), LeaseError> {
         if self.is_admitted.load(SeqCst) {
             return Ok(());
@@ -285,8 +285,8 @@ impl Nodes {
     "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to a quorum of the nodes \
      `{theirs}`, but this issuer's nodes are `{ours}`: to change the nodes, stop all issuers, delete the keys \
      `{key_prefix}:quorum:*` on all old and new nodes, and start the issuers with the new ones; if only this node was \
-     used by another quorum, which no longer uses it, delete the keys there; if an issuer was started with the nodes \
-     `{theirs}` by mistake, stop it and delete only the counters `{key_prefix}:quorum:*:counter` that name them"
+     used by another quorum, which no longer uses it, delete the keys on this node; if an issuer was started with the \
+     nodes `{theirs}` by mistake, stop it and delete only the counters `{key_prefix}:quorum:*:counter` that name them"
 )]
 struct OtherNodes {
     node: Box<str>,

@@ -96,7 +96,7 @@ pub fn chain(error: &dyn Error) -> String {
         .replace("error with configuration: ", "")
 }
 
-/// Formats an error like [`chain`]. Names this resource as [`shown`].
+/// Formats an error like [`chain`], and escapes the name of this resource like [`shown`].
 pub fn chain_on(error: &dyn Error, resource: &Resource) -> String {
     let name = chain(&io::Error::other(resource.as_str()));
     let mut text = chain(error);

@@ -140,7 +140,7 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let seen = seen.map_err(|error| failed(&format!("cannot read {place}"), &place, &error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
     logs::say(format_args!(
-        "The highest stale token on {name} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
+        "The highest stale token of {name} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
     ));
     if !args.yes && !confirmed(&name)? {
         return Err(Failure::other("nothing was changed"));

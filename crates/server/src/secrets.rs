@@ -67,8 +67,8 @@ impl Secret {
     }
 
     /// Returns the URLs of one or more servers. An option must not contain a password, but the
-    /// variable `name` and a file may. Lines of these that begin with # are comments. Fails if one
-    /// of the three is set and contains no URL.
+    /// variable `name` and a file may. In the variable and in the file, lines that begin with # are
+    /// comments. Fails if one of the three is set and contains no URL.
     pub fn find_urls(
         name: &str,
         option: Option<&str>,

@@ -27,8 +27,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns sqlx's error in the following cases:
     ///
     /// - The database is unreachable or refuses a statement.
-    /// - The server is not Postgres 14 or later, or its encoding is not UTF8. The same applies to
-    ///   an SQLite file whose encoding is not UTF-8.
+    /// - The server is not Postgres 14 or later, or its encoding is not UTF8.
+    /// - The encoding of an SQLite file is not UTF-8.
     /// - The schema belongs to another role that is not a superuser, and the tables are missing or
     ///   outdated, or the calling role may create schemas; see [roles](crate::deployment#roles).
     /// - The server does not reveal its timeline, or keeps it when it is restored; see

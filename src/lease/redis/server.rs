@@ -26,7 +26,7 @@ pub(super) struct Server {
 struct Connections {
     current: Option<(u64, Connection)>,
     /// The previous connection to a cluster. It is used again if no new one can be opened, because
-    /// it knows nodes that the configured URLs do not name.
+    /// it has discovered nodes that the configured URLs do not name.
     previous: Option<(u64, Connection)>,
 }
 
@@ -250,8 +250,8 @@ async fn in_time<T>(
     }
 }
 
-/// Returns whether Redis would refuse the command again. It reports these errors with the general
-/// error code, at least for a command of a script.
+/// Returns whether Redis would refuse the command again. Redis reports such errors with the general
+/// error code, at least for a command in a script, so only their texts identify them.
 fn is_permanent(detail: &str) -> bool {
     let texts = [
         // The user lacks a right. The first text is that of Redis 7.2 and later.

@@ -105,7 +105,7 @@ async fn missing_route_of_a_known_etcd_is_unavailable() {
     let ingress = strangers().await.remove(2);
     proxy.switch_to(ingress.addr);
     is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    // A call is repeated until the route is there.
+    // A call is repeated until the route exists.
     let resource = sku();
     let (granted, ()) = tokio::join!(leases.acquire(&resource, Acquire::new(LONG)), async {
         tokio::time::sleep(Duration::from_millis(200)).await;

@@ -126,7 +126,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     grant(&leases, &unused, LONG).await;
 }
 
-/// An issuer with other nodes was the first to grant in the partition that a check reads first.
+/// In the partition that a check reads first, an issuer with other nodes has written the counters.
 #[tokio::test]
 async fn node_with_counters_of_two_quorums_serves_both() {
     let (db, urls) = (Sqlite::fresh(4).await, shared_node_urls());

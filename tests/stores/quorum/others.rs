@@ -81,7 +81,8 @@ async fn keys(url: &str, prefix: &str) -> Vec<String> {
 async fn refused_issuer_does_not_take_a_restarted_node() {
     let (db, other) = (Sqlite::fresh(4).await, Sqlite::fresh(4).await);
     let mut third = RedisServer::start(&[]).await;
-    // The other nodes refuse later than this node could be taken.
+    // The other nodes reply late, so an issuer without a check could take this node before they
+    // refuse.
     let (mut proxies, mut urls) = (vec![], vec![]);
     for url in &shared_node_urls()[..2] {
         let addr = url.replace("redis://", "").parse().unwrap();

@@ -337,7 +337,7 @@ async fn member_of_a_cluster_is_no_single_server() {
         .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
         .await;
     let url = server.url();
-    eventually("the leases have a cluster", async || {
+    eventually("the cluster serves leases", async || {
         let builder = RedisLeases::builder(db.fence());
         let leases = builder.with_cluster(&[&url], |client| client).unwrap();
         leases.inspect(&sku()).await.is_ok()

@@ -5,7 +5,8 @@
 local function info(section, pattern)
   return string.match(redis.call('INFO', section), pattern) or ''
 end
--- One partition may belong to another issuer.
+-- This partition may belong to another issuer. The node can still be used if another partition
+-- belongs to this issuer.
 local now = counter()
 now.source, now.nodes = nil, nil
 local refusal = unfit(now)

@@ -30,7 +30,7 @@ const ABOUT: &str = "\
         extract(epoch FROM pg_catalog.clock_timestamp())::text AS seconds, \
         concat(pg_catalog.current_database(), ' ', pg_catalog.pg_postmaster_start_time()) AS identity";
 
-/// Reads the owner of the schema of the fence, NULL if there is no such schema, whether the fence
+/// Reads the owner of the fence's schema (NULL if the schema does not exist), whether the fence
 /// detects failovers, and the schemas of other fences, in one statement that needs no privileges.
 const FENCES: &str = "\
     SELECT pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner, \

@@ -49,7 +49,7 @@ pub(super) fn is_read(operation: &Operation) -> bool {
     matches!(operation.kind, Kind::Read(_))
 }
 
-/// Moves an early operation that satisfies a condition behind all others.
+/// Moves an early operation that satisfies a condition after all others.
 fn move_to_the_end(history: &mut History, random: Choice<'_>, holds: fn(&Operation) -> bool) {
     let early = one(history, random, |one| holds(one) && one.invoked < 5_000);
     let last = history.operations.iter().map(|one| one.answered).max();
