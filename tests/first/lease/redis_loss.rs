@@ -19,7 +19,10 @@ use crate::support::{
     database::TestDatabase,
     epochs::Away,
     eventually,
-    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, renew_for, sku},
+    lease::{
+        LONG, grant, grant_and_release, is_held, is_lost, is_misconfigured, is_unavailable,
+        renew_for, sku,
+    },
     proxy::{Passage, Proxy, Sender},
     redis::{RedisServer, connect, with_leases},
     soon,
@@ -160,7 +163,7 @@ async fn unrelated_keys_do_no_harm() {
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
     server.command(&["DEL", key]).await;
     server.command(&["LPUSH", key, "gibberish"]).await;
-    is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
     server.command(&["DEL", key]).await;
     server
         .command(&["HSET", "tower-fence:{110}:clock", "epoch", "x", "n", "y"])
