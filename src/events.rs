@@ -82,23 +82,3 @@ pub(crate) fn superseded(resource: &Resource, token: Token, next: Token) {
     let (resource, token, next) = (resource.as_str(), token.get(), next.get());
     trace!(target: TARGET, event = "superseded", resource, token, next);
 }
-
-#[cfg(all(test, feature = "layer"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_quoted_in_a_text_log() {
-        let resource = Resource::new("sku-1 token=7").unwrap();
-        let logged = crate::layer::captured_at(tracing::Level::TRACE, || {
-            admitted(&resource, Token::MIN, false);
-            granted(&resource, Token::MIN, None, None);
-            lost(&resource);
-        });
-        assert_eq!(
-            logged.matches(r#" resource="sku-1 token=7""#).count(),
-            3,
-            "{logged}"
-        );
-    }
-}

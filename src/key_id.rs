@@ -32,7 +32,7 @@ impl KeyId {
     }
 }
 
-/// Returns whether a character is one of `A-Z a-z 0-9 - _ .`.
+/// Returns whether a byte is one of `A-Z a-z 0-9 - _ .`.
 pub(crate) const fn is_plain(c: u8) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.')
 }

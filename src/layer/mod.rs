@@ -166,7 +166,7 @@ pub use self::pending::PgPendingWrite;
 #[cfg(feature = "sqlite")]
 pub use self::pending::SqlitePendingWrite;
 #[cfg(test)]
-pub(crate) use self::report::{captured, captured_at};
+pub(crate) use self::report::captured;
 use self::service::Config;
 pub use self::{
     extract::NoTransaction,

@@ -128,7 +128,7 @@ pub(crate) fn captured(run: impl FnOnce()) -> String {
 }
 
 #[cfg(test)]
-pub(crate) fn captured_at(level: tracing::Level, run: impl FnOnce()) -> String {
+fn captured_at(level: tracing::Level, run: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -152,4 +152,22 @@ pub(crate) fn captured_at(level: tracing::Level, run: impl FnOnce()) -> String {
     tracing::subscriber::with_default(subscriber.finish(), run);
     let bytes = log.0.lock().unwrap().clone();
     String::from_utf8(bytes).unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::captured_at;
+    use crate::{Resource, Token, events};
+
+    #[test]
+    fn names_in_events_are_quoted_in_a_text_log() {
+        let resource = Resource::new("sku-1 token=7").unwrap();
+        let logged = captured_at(tracing::Level::TRACE, || {
+            events::admitted(&resource, Token::MIN, false);
+            events::granted(&resource, Token::MIN, None, None);
+            events::lost(&resource);
+        });
+        let quoted = logged.matches(r#" resource="sku-1 token=7""#);
+        assert_eq!(quoted.count(), 3, "{logged}");
+    }
 }

@@ -337,7 +337,8 @@ async fn blockers(fence: &Fence<Postgres>) -> sqlx::Result<Option<String>> {
 
 const BLOCKERS: &str = "\
     SELECT pg_catalog.string_agg(DISTINCT CASE in_the_way.pid WHEN 0 THEN 'the lock of a prepared transaction (pg_prepared_xacts)' \
-        ELSE pg_catalog.format('the lock of process %s (%s, %s, in a transaction for %s s)', in_the_way.pid, coalesce(nullif(b.application_name, ''), 'unnamed'), coalesce(b.state, 'state unknown'), \
+        ELSE pg_catalog.format('the lock of process %s (%s, %s, in a transaction for %s s)', in_the_way.pid, \
+        coalesce(nullif(b.application_name, ''), 'unnamed'), coalesce(b.state, 'state unknown'), \
         coalesce(pg_catalog.round(extract(epoch FROM pg_catalog.clock_timestamp() - b.xact_start))::text, '?')) END, '; ') \
     FROM pg_catalog.pg_stat_activity AS a \
     CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS in_the_way (pid) \
