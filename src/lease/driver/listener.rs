@@ -81,6 +81,8 @@ impl Drop for Listener {
     }
 }
 
+/// Receives notifications. Opens a connection when a request is about to wait, and opens another
+/// one for a later request if the connection was lost or could not be opened.
 async fn hear<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
     let state = &turns.0.hears;
     loop {

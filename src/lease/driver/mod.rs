@@ -183,14 +183,16 @@ impl<B: Backend> Leases for Driver<B> {
         let released = self.store.end(resource, &End::Release(lease.clone())).await;
         // Dismiss the request after the release, because a dismissed request also releases the
         // lease that was granted to it.
-        let abandoned = self.turns.dismiss(resource, &lease);
+        let dismissed = self.turns.dismiss(resource, &lease);
         let released = released?;
-        if let Some(ticket) = abandoned {
+        if let Some(ticket) = dismissed {
             // The abandoned request leaves the queue before this method returns.
             let abandon = End::Abandon { lease, ticket };
-            let left = self.store.end(resource, &abandon).await;
+            let abandoned = self.store.end(resource, &abandon).await;
+            // After a successful release, a failure does not matter, because the task of the
+            // dismissed request also removes the position.
             if !released {
-                left?;
+                abandoned?;
             }
         }
         match released {

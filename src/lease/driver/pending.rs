@@ -5,9 +5,9 @@
 //! 2. A step that was sent is always completed, even if the request is dropped. Then the traces of
 //!    the request are removed: its position in the queue, and a lease that was not returned.
 //! 3. A client that has chosen its lease id may retry. If its request was dropped, has timed out or
-//!    was displaced, the position is kept for [`PLACE_KEPT`], and so is a lease that is granted in
-//!    the meantime. The number of kept positions is limited. After that time, the request removes
-//!    its position, unless the retry has taken it over.
+//!    was displaced, the position is kept for [`POSITION_KEPT`], and so is a lease that is granted
+//!    in the meantime. The number of kept positions is limited. After that time, the request
+//!    removes its position, unless the retry has taken it over.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Time for which the position of a client that may retry is kept.
-const PLACE_KEPT: Duration = Duration::from_secs(3);
+const POSITION_KEPT: Duration = Duration::from_secs(3);
 /// Maximum time for which a conflicting step is repeated after the end of the wait.
 const AFTER_WAIT_BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Shortest pause between two attempts. Each further pause is twice as long as the previous one, up
@@ -70,13 +70,16 @@ struct Guard<B: Backend> {
 
 impl<B: Backend> Drop for Guard<B> {
     fn drop(&mut self) {
-        if let Some(mut left) = self.pending.take().filter(|left| left.may_have_traces) {
-            if let Some(position) = &left.position {
-                position.is_left();
-                left.kept = left.chosen_id.then(|| left.driver.turns.keep()).flatten();
+        let Some(mut pending) = self.pending.take().filter(|one| one.may_have_traces) else {
+            return;
+        };
+        if let Some(position) = &pending.position {
+            position.mark_left();
+            if pending.chosen_id {
+                pending.kept = pending.driver.turns.keep();
             }
-            self.background.spawn(left.undo());
         }
+        self.background.spawn(pending.undo());
     }
 }
 
@@ -263,11 +266,13 @@ impl<B: Backend> Pending<B> {
         Some(reply)
     }
 
-    /// Returns how the next step waits.
+    /// Returns how the next step waits. If the step waits in the store's queue, first makes sure
+    /// that this process is notified of the request's turn.
     async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<Waits, LeaseError> {
         if self.position.is_none() {
             return Ok(Waits::No);
         }
+        // If the client may retry, the position is kept for that retry.
         if is_late && !(self.chosen_id && self.queued) {
             return Ok(Waits::Leaves);
         }
@@ -277,9 +282,11 @@ impl<B: Backend> Pending<B> {
         match listening {
             Ok(listener) => Ok(Waits::Yes {
                 listener,
-                left: left.saturating_add(PLACE_KEPT),
+                left: left.saturating_add(POSITION_KEPT),
                 queued: self.queued,
             }),
+            // Without notifications, the request may time out before its first poll. It would then
+            // report a held lease instead of this error.
             Err(error @ LeaseError::Misconfigured(_))
                 if after(LONGEST_PAUSE) >= deadline && !is_late && !was_unnotified =>
             {
@@ -329,47 +336,51 @@ impl<B: Backend> Pending<B> {
 
     /// Removes the traces of the request, after its client has had time to retry.
     async fn undo(mut self) {
-        if self.kept.is_some() && !self.is_displaced() {
-            let until = after(PLACE_KEPT);
-            loop {
-                match self.run(until).await {
-                    Ok(lease) => {
-                        // Keep the lease until the client renews or releases it, the lease expires,
-                        // or the time for a retry is over. Only after a renewal does the client
-                        // have the lease. In the other cases, the code below releases the lease. If
-                        // it has a lock delay, release it before it expires.
-                        let kept = match self.ask.lock_delay.is_zero() {
-                            true => lease.ttl,
-                            false => lease.ttl / 2,
-                        };
-                        let until = until.min(after(kept));
-                        if let Some(position) = &self.position
-                            && let Ok(true) = timeout_at(until, position.claimed()).await
-                        {
-                            return;
-                        }
-                        break;
-                    }
-                    Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
-                        sleep(LONGEST_PAUSE).await;
-                    }
-                    Err(LeaseError::Held { .. }) if !self.may_have_traces => return,
-                    Err(_) => break,
-                }
-            }
+        if self.kept.is_some() && !self.is_displaced() && self.wait_for_client().await {
+            return;
         }
         self.answered().await;
         let is_displaced = self.is_displaced();
         self.position = None;
         if is_displaced && self.kept.is_some() {
-            // Until then, the other request takes over the position, unless it ends before.
-            sleep(PLACE_KEPT).await;
+            // In this time, the other request takes over the position, unless it ends first.
+            sleep(POSITION_KEPT).await;
         }
         let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
         let (lease, ticket) = (self.ask.lease.clone(), self.ask.ticket);
         drop(self);
         // If a trace cannot be removed, it expires.
         let _ = store.end(&resource, &End::Abandon { lease, ticket }).await;
+    }
+
+    /// Keeps the position, or the lease that is granted to it, while the client may retry. Returns
+    /// whether nothing must be removed, because the client has the lease or the store has no
+    /// traces.
+    async fn wait_for_client(&mut self) -> bool {
+        let until = after(POSITION_KEPT);
+        let lease = loop {
+            match self.run(until).await {
+                Ok(lease) => break lease,
+                Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
+                    sleep(LONGEST_PAUSE).await;
+                }
+                Err(error) => {
+                    return matches!(error, LeaseError::Held { .. }) && !self.may_have_traces;
+                }
+            }
+        };
+        // Keep the lease until the client renews or releases it, the lease expires, or the time for
+        // a retry is over. Only after a renewal does the client have the lease. In the other cases,
+        // the caller releases the lease. If it has a lock delay, it is released before it expires.
+        let kept = match self.ask.lock_delay.is_zero() {
+            true => lease.ttl,
+            false => lease.ttl / 2,
+        };
+        let until = until.min(after(kept));
+        match &self.position {
+            Some(position) => matches!(timeout_at(until, position.claimed()).await, Ok(true)),
+            None => false,
+        }
     }
 }
 

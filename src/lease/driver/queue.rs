@@ -53,13 +53,16 @@ pub(super) struct Shared {
 struct Queues {
     by_resource: HashMap<Resource, ResourceQueue>,
     by_ticket: HashMap<i64, Arc<Waiter>>,
+    /// The number of requests that have joined. It is the order of the latest new position.
     joined: u64,
 }
 
 /// Waiting requests for one resource.
 struct ResourceQueue {
+    /// The requests by their order, so the first entry is the first request.
     waiters: BTreeMap<u64, Arc<Waiter>>,
-    positions: HashMap<LeaseDigest, u64>,
+    /// The order of the request that waits under each lease id.
+    orders: HashMap<LeaseDigest, u64>,
     /// When the first request will retry.
     retry_at: Instant,
 }
@@ -68,16 +71,21 @@ struct Waiter {
     resource: Resource,
     ticket: i64,
     notify: Notify,
+    /// The signals that the request has received, as bits. The request clears [`RETRY`] and
+    /// [`REJOIN`] when it reads them.
     signals: AtomicU8,
 }
 
+/// The store has notified this request, or all requests.
 const RETRY: u8 = 1;
+/// Another request has taken the position.
 const DISPLACED: u8 = 2;
 /// The caller has dropped the request, and this process has released its lease id.
 const RELEASED_HERE: u8 = 4;
 /// The caller has dropped the request, and the store has reported that its lease id was released or
 /// that the queue no longer has the request.
 const CALLED_OFF: u8 = 8;
+/// The request must join the store's queue again.
 const REJOIN: u8 = 16;
 /// The caller has dropped the request.
 const LEFT: u8 = 32;
@@ -163,12 +171,12 @@ impl Turns {
             .entry(resource.clone())
             .or_insert_with(|| ResourceQueue {
                 waiters: BTreeMap::new(),
-                positions: HashMap::new(),
+                orders: HashMap::new(),
                 retry_at: Instant::now() + LONGEST_SLEEP,
             });
-        let before = queue.positions.get(&ask.lease).copied();
+        let before = queue.orders.get(&ask.lease).copied();
         let order = before.unwrap_or(joined);
-        queue.positions.insert(ask.lease.clone(), order);
+        queue.orders.insert(ask.lease.clone(), order);
         let displaced = queue.waiters.insert(order, Arc::clone(&waiter));
         queues.by_ticket.insert(ask.ticket, Arc::clone(&waiter));
         if let Some(displaced) = displaced {
@@ -218,7 +226,7 @@ impl Turns {
     /// Makes the request that waits under this lease id join the store's queue again.
     pub(super) fn rejoin(&self, resource: &Resource, lease: &LeaseDigest) {
         if let Some(queue) = self.queues().by_resource.get(resource)
-            && let Some(order) = queue.positions.get(lease)
+            && let Some(order) = queue.orders.get(lease)
             && let Some(waiter) = queue.waiters.get(order)
         {
             waiter.signal(REJOIN);
@@ -280,7 +288,7 @@ impl Turns {
     fn abandoned(&self, resource: &Resource, lease: &LeaseDigest) -> Option<Arc<Waiter>> {
         let queues = self.queues();
         let queue = queues.by_resource.get(resource)?;
-        let waiter = queue.waiters.get(queue.positions.get(lease)?)?;
+        let waiter = queue.waiters.get(queue.orders.get(lease)?)?;
         waiter.has(LEFT).then(|| Arc::clone(waiter))
     }
 
@@ -337,7 +345,7 @@ impl Position {
     /// Waits until a retry may help, at most until `deadline`. At `poll_at`, the request retries
     /// without a notification.
     pub(super) async fn turn(&self, deadline: Instant, poll_at: Option<Instant>) -> Turn {
-        let mut retry_at = None;
+        let mut timer = None;
         loop {
             let signals = self.waiter.signals.fetch_and(!(RETRY | REJOIN), SeqCst);
             if signals & DISPLACED != 0 {
@@ -352,14 +360,15 @@ impl Position {
             if signals & RETRY != 0 {
                 return Turn::Called;
             }
-            if retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) {
+            if timer.is_some_and(|timer| timer <= Instant::now()) {
                 return Turn::Timer;
             }
-            let next = self.retry_at(deadline);
+            let next = self.next_timer(deadline);
             let next = poll_at.map_or(next, |poll_at| poll_at.min(next));
-            retry_at = Some(next);
+            timer = Some(next);
             tokio::select! {
-                () = self.waiter.notify.notified() => retry_at = None,
+                // The notification may have changed the time, so read it again.
+                () = self.waiter.notify.notified() => timer = None,
                 () = sleep_until(next) => {}
             }
         }
@@ -393,11 +402,13 @@ impl Position {
     }
 
     /// Records that the caller has dropped the request.
-    pub(super) fn is_left(&self) {
+    pub(super) fn mark_left(&self) {
         self.waiter.signals.fetch_or(LEFT, SeqCst);
     }
 
-    fn retry_at(&self, deadline: Instant) -> Instant {
+    /// Returns `deadline` or, if this request is the first and its time to retry is earlier, that
+    /// time.
+    fn next_timer(&self, deadline: Instant) -> Instant {
         let queues = self.turns.queues();
         let queue = queues.by_resource.get(&self.resource);
         let first = queue.and_then(|queue| Some((queue.waiters.keys().next()?, queue.retry_at)));
@@ -417,7 +428,7 @@ impl Drop for Position {
             && Arc::ptr_eq(waiter, &self.waiter)
         {
             queue.waiters.remove(&self.order);
-            queue.positions.remove(&self.lease);
+            queue.orders.remove(&self.lease);
             queues.by_ticket.remove(&self.waiter.ticket);
             queue.wake_first();
             if queue.waiters.is_empty() {
@@ -474,7 +485,7 @@ mod tests {
         let position = join(&turns, "a", 1);
         turns.dismiss(&sku(), &LeaseDigest::of("a"));
         assert_eq!(turn(&position), None);
-        position.is_left();
+        position.mark_left();
         turns.dismiss(&sku(), &LeaseDigest::of("a"));
         assert_eq!(turn(&position), Some(Turn::Dismissed));
     }
