@@ -100,10 +100,6 @@ pub struct Announced<L, A> {
 /// Tokens of held leases that this process has announced, with their signatures.
 type AnnouncedTokens = Expiring<(Resource, LeaseDigest), (Token, Option<FencingToken>)>;
 
-fn key_of(lease: &Lease) -> (Resource, LeaseDigest) {
-    (lease.resource.clone(), LeaseDigest::of(lease.id.expose()))
-}
-
 impl<L, A> Announced<L, A> {
     /// Announces the grants of `leases` to `resources`. The method `announced_to` of this crate's
     /// stores does the same.
@@ -141,11 +137,12 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         let mut lease = self.leases.renew(resource, id, request).await?;
         let keeps_token = !request.new_token;
-        let known = self.last_announced(&lease);
-        // If the announced token is higher, another renewal has received it and was answered first.
+        let announced = self.last_announced(&lease);
         if let Some((token, signed)) =
-            known.filter(|(known, _)| keeps_token || *known == lease.token)
+            announced.filter(|(token, _)| keeps_token || *token == lease.token)
         {
+            // If the announced token is higher, another renewal has received it and was answered
+            // first.
             if token > lease.token {
                 (lease.token, lease.signed) = (token, signed);
             }
@@ -172,6 +169,20 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
         self.leases.inspect(resource).await
+    }
+}
+
+impl<L: LeaseAdmin, A: Announce + 'static> LeaseAdmin for Announced<L, A> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
+        self.leases.list(limit, cursor).await
+    }
+
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        self.leases.break_lease(resource, seen).await
     }
 }
 
@@ -249,7 +260,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     };
                     continue;
                 }
-                // For the highest possible token, which has no next one, this error means the same.
+                // This error corresponds to the first `Superseded` above, for the highest possible
+                // token, which has no next one.
                 Err(AnnounceError::Exhausted { max_token })
                     if keeps_token && max_token == token.get() => {}
                 Err(AnnounceError::Exhausted { max_token }) => {
@@ -268,10 +280,11 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     .leases
                     .renew(resource, &lease.id, Renew::new(ttl))
                     .await;
-                // The cause must not look like that of a request that the store never received,
-                // because the store has granted the lease.
+                // The store has granted the lease. Wrap the error, because a `Holder` would
+                // otherwise conclude from a connection error that the store has received no
+                // request, and would not release the lease.
                 lease = renewed.map_err(|error| match error {
-                    away @ LeaseError::Unavailable(_) => LeaseError::unavailable(away),
+                    error @ LeaseError::Unavailable(_) => LeaseError::unavailable(error),
                     error if renewal.is_none() => unknown_lease(error),
                     other => other,
                 })?;
@@ -326,6 +339,11 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     }
 }
 
+/// Returns the key of a lease in [`AnnouncedTokens`].
+fn key_of(lease: &Lease) -> (Resource, LeaseDigest) {
+    (lease.resource.clone(), LeaseDigest::of(lease.id.expose()))
+}
+
 /// Reports that the resource has received a higher token than that of its lease.
 fn note_superseded(lease: &Lease, next: Token) {
     static SUPERSEDED: Sampler = Sampler::new();
@@ -362,20 +380,6 @@ fn unknown_lease(error: LeaseError) -> LeaseError {
     match error {
         lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
         other => other,
-    }
-}
-
-impl<L: LeaseAdmin, A: Announce + 'static> LeaseAdmin for Announced<L, A> {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, LeaseError> {
-        self.leases.list(limit, cursor).await
-    }
-
-    async fn break_lease(
-        &self,
-        resource: &Resource,
-        seen: Option<Token>,
-    ) -> Result<bool, LeaseError> {
-        self.leases.break_lease(resource, seen).await
     }
 }
 

@@ -54,13 +54,16 @@ struct State {
     /// The lowest valid epoch, or 0 if it is unknown. Each reply to a report raises it.
     lowest: i64,
     /// When a renewal last triggered a report to the source.
-    asked: Option<Instant>,
+    renewal_reported_at: Option<Instant>,
 }
 
 /// Whether an epoch must be reported to its source.
 enum Report {
+    /// The last report is less than [`REPORT_INTERVAL`] old, so no report is needed.
     Recent,
+    /// A report in the background is enough.
     Due,
+    /// The source has not confirmed the epoch, so the grant waits for a report.
     Never,
 }
 
@@ -115,7 +118,7 @@ impl KnownCounters {
     }
 
     /// Records the highest token of a partition.
-    pub(super) fn record(&self, partition: u8, epoch: Epoch, n: i64) {
+    fn record(&self, partition: u8, epoch: Epoch, n: i64) {
         let mut state = self.state(partition);
         state.highest = state.highest.max((epoch.get(), n));
     }
@@ -131,7 +134,7 @@ impl KnownCounters {
         self.record(partition, epoch, n);
         match self.claim_report(partition, epoch) {
             Report::Recent => {}
-            Report::Due => self.report(partition, epoch),
+            Report::Due => self.report_in_background(partition, epoch),
             Report::Never => {
                 let flight = self.flight(partition).await?;
                 if matches!(self.claim_report(partition, epoch), Report::Never) {
@@ -156,16 +159,18 @@ impl KnownCounters {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
         let mut state = self.state(partition);
-        if state.asked.is_some_and(recent) || state.confirmed.is_some_and(|(_, at)| recent(at)) {
+        if state.renewal_reported_at.is_some_and(recent)
+            || state.confirmed.is_some_and(|(_, at)| recent(at))
+        {
             return;
         }
-        state.asked = Some(Instant::now());
+        state.renewal_reported_at = Some(Instant::now());
         drop(state);
-        self.report(partition, epoch);
+        self.report_in_background(partition, epoch);
     }
 
-    /// Re-reports an epoch in the background.
-    fn report(self: &Arc<Self>, partition: u8, epoch: Epoch) {
+    /// Re-reports an epoch in the background. A failure is only logged.
+    fn report_in_background(self: &Arc<Self>, partition: u8, epoch: Epoch) {
         let counters = Arc::clone(self);
         tokio::spawn(async move {
             match counters.epochs.report_epoch(partition, epoch).await {
@@ -184,7 +189,11 @@ impl KnownCounters {
         let mut state = self.state(partition);
         state.lowest = state.lowest.max(lowest.get());
         if lowest > epoch {
-            tracing::warn!(partition, %epoch, lowest_valid = %lowest, "all tokens of this epoch are stale, for example after a failover of the database; beginning another epoch");
+            tracing::warn!(
+                partition, %epoch, lowest_valid = %lowest,
+                "all tokens of this epoch are stale, for example after a failover of the database; \
+                 beginning another epoch"
+            );
             state.highest = state.highest.max((lowest.get() - 1, Epoch::SIZE - 1));
         }
     }
@@ -236,13 +245,13 @@ mod tests {
 
     /// Source that can lose epochs and become unreachable.
     #[derive(Clone, Default)]
-    struct Forgetful {
+    struct LossySource {
         epoch: Arc<AtomicI64>,
         asked: Arc<AtomicI64>,
         down: Arc<AtomicBool>,
     }
 
-    impl Forgetful {
+    impl LossySource {
         fn answer<T: Send + 'static>(
             &self,
             answer: impl FnOnce(&Self) -> T + Send + 'static,
@@ -259,7 +268,7 @@ mod tests {
         }
     }
 
-    impl Epochs for Forgetful {
+    impl Epochs for LossySource {
         fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
             self.answer(move |source| {
                 let next = (source.epoch.load(SeqCst) + 1).max(at_least.get());
@@ -286,7 +295,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn forgotten_epoch_is_re_reported_each_minute() {
-        let source = Forgetful::default();
+        let source = LossySource::default();
         let counters = KnownCounters::new(Arc::new(source.clone()));
         counters.record_grant(7, epoch(3), 1).await.unwrap();
         assert_eq!(source.epoch.load(SeqCst), 3);
@@ -315,9 +324,9 @@ mod tests {
     }
 
     /// Source for which all tokens below this epoch are stale.
-    struct Alive(i64);
+    struct LowestValid(i64);
 
-    impl Epochs for Alive {
+    impl Epochs for LowestValid {
         fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
             Box::pin(async move { Ok(at_least) })
         }
@@ -333,7 +342,7 @@ mod tests {
 
     #[tokio::test]
     async fn epochs_with_stale_tokens_count_as_fully_used() {
-        let counters = KnownCounters::new(Arc::new(Alive(5)));
+        let counters = KnownCounters::new(Arc::new(LowestValid(5)));
         let grants = (1..3).map(|n| counters.record_grant(7, epoch(3), n));
         for is_valid in join_all(grants).await {
             assert!(!is_valid.unwrap());
@@ -347,7 +356,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn next_grant_after_a_doubt_asks_the_source() {
-        let source = Forgetful::default();
+        let source = LossySource::default();
         let counters = KnownCounters::new(Arc::new(source.clone()));
         counters.record_grant(7, epoch(3), 1).await.unwrap();
         counters.record_grant(7, epoch(3), 2).await.unwrap();
@@ -359,7 +368,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn renewal_re_reports_the_epoch_each_minute_without_waiting() {
-        let source = Forgetful::default();
+        let source = LossySource::default();
         let counters = KnownCounters::new(Arc::new(source.clone()));
         let asked = async || {
             // The report runs in the background.
@@ -382,7 +391,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn waiters_for_a_failed_attempt_fail_with_it() {
-        let source = Forgetful::default();
+        let source = LossySource::default();
         source.down.store(true, SeqCst);
         let counters = KnownCounters::new(Arc::new(source.clone()));
         let began = Instant::now();

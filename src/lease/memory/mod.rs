@@ -163,9 +163,9 @@ mod tests {
         }
 
         fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
-            // Failovers have made all tokens of the epochs up to `dead` stale.
-            let dead = self.0.load(std::sync::atomic::Ordering::SeqCst) / 1_000 * 1_000;
-            Box::pin(async move { Epoch::new(seen.get().max(dead + 1)) })
+            // Failovers have made all tokens of the epochs up to `ended` stale.
+            let ended = self.0.load(std::sync::atomic::Ordering::SeqCst) / 1_000 * 1_000;
+            Box::pin(async move { Epoch::new(seen.get().max(ended + 1)) })
         }
 
         fn source_id(&self) -> EpochFuture<'_, SourceId> {
