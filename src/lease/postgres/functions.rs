@@ -46,6 +46,9 @@ macro_rules! durable_with_token {
 /// use the same value.
 const TURN: Duration = Duration::from_secs(2);
 
+/// Prefix of a page's cursor. The last listed name follows it.
+const CURSOR: &str = "after:";
+
 /// SQL functions of one database.
 #[derive(Clone)]
 pub(super) struct Functions {
@@ -286,9 +289,6 @@ impl Functions {
         row.ok_or_else(|| unavailable(sqlx::Error::RowNotFound))
     }
 }
-
-/// Prefix of a page's cursor. The last listed name follows it.
-const CURSOR: &str = "after:";
 
 fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
     let name: String = row.try_get("resource").map_err(unavailable)?;

@@ -41,7 +41,7 @@ pub(super) struct Listener<'a> {
     pub(super) options: PgConnectOptions,
     pub(super) functions: &'a Functions,
     /// The timeout for a response of the database.
-    pub(super) within: Duration,
+    pub(super) answer_timeout: Duration,
 }
 
 /// Connection that listens, and its number in `tower_fence.listeners`.
@@ -51,9 +51,9 @@ struct Session {
 }
 
 impl Listener<'_> {
-    /// Receives notifications until the connection is lost.
+    /// Connects, and receives notifications until the connection is lost.
     pub(super) async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
-        let connected = timeout(self.within, self.connect()).await;
+        let connected = timeout(self.answer_timeout, self.connect()).await;
         let session = connected.map_err(|_| LeaseError::unavailable(silent()))??;
         turns.ready(session.number.to_string());
         self.hear(session, turns).await;
@@ -72,7 +72,7 @@ impl Listener<'_> {
             .max_connections(1)
             .max_lifetime(None)
             .idle_timeout(None)
-            .acquire_timeout(self.within)
+            .acquire_timeout(self.answer_timeout)
             .connect_lazy_with(self.options.clone());
         let mut connection = PgListener::connect_with(&pool).await?;
         connection.eager_reconnect(false);
@@ -88,7 +88,7 @@ impl Listener<'_> {
     /// Passes notifications on until the connection is lost.
     async fn hear(&self, mut session: Session, turns: &Turns) {
         let mut next_poll = Instant::now() + POLL_INTERVAL;
-        let silence = POLL_INTERVAL + 2 * self.within;
+        let silence = POLL_INTERVAL + 2 * self.answer_timeout;
         let mut notified_at = Instant::now();
         let mut poll: Option<BoxFuture<'_, Result<Vec<String>, LeaseError>>> = None;
         // Remove the waiters of terminated processes.

@@ -140,7 +140,7 @@ impl Backend for PostgresBackend {
         let listener = Listener {
             options,
             functions: &self.functions,
-            within: database.answer_timeout(),
+            answer_timeout: database.answer_timeout(),
         };
         listener.listen(turns).await
     }

@@ -23,7 +23,7 @@ impl Driver<RedisBackend> {
         // The key never exists, so `SET` with `XX` writes nothing.
         let script = Script::new("redis.call('SET', KEYS[1], '', 'XX') return 1");
         let key = format!("{}:{{0}}:readyz", scripts.key_prefix());
-        scripts.run::<i64>(&script.key(key)).await.map(drop)
+        scripts.run::<i64>(&script.call(key)).await.map(drop)
     }
 }
 
@@ -46,7 +46,7 @@ impl Scripts {
     async fn check_server(&self) -> Result<(), LeaseError> {
         let script = Script::new(include_str!("lua/check.lua"));
         let channel = self.shared_channel(0);
-        let mut check = script.key(format!("{}:{{0}}:clock", self.key_prefix()));
+        let mut check = script.call(format!("{}:{{0}}:clock", self.key_prefix()));
         check.arg(self.server().publish()).arg(&channel);
         let (history, clustered, eviction, refused): (bool, bool, String, String) =
             self.run(&check).await?;

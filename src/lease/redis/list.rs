@@ -33,7 +33,7 @@ impl Scripts {
     ) -> Result<Page, LeaseError> {
         let mut names = Names::after(cursor, limit)?;
         self.check_once().await?;
-        let begin = self.key_begin();
+        let begin = self.lease_key_prefix();
         let (mut known, mut shard, mut scan) = (None, 0, 0);
         loop {
             let (shards, next, keys) = self.scan(&begin, shard, scan).await?;

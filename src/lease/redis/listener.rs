@@ -138,7 +138,7 @@ impl RedisBackend {
                 false => turns.call(ticket),
             };
         }
-        let begin = self.scripts.key_begin();
+        let begin = self.scripts.lease_key_prefix();
         let Some(resource) = resource_of_key(&begin, key.as_bytes().to_vec()) else {
             return;
         };

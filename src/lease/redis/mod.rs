@@ -1,11 +1,9 @@
-//! Leases in Redis.
-//!
-//! Each step is one Lua script.
+//! Leases in Redis. Each step is one Lua script.
 //!
 //! Resources are hashed into 256 partitions. A partition has one token counter (the key `clock`)
 //! with the fields `{source, history, incarnation, epoch, n}`, and one key per held lease, all
-//! under one hash tag. A grant increments `n`. There is no counter per resource, so memory is used
-//! only for held leases and for waiters.
+//! under one hash tag. A grant increments `n`. There is no counter per resource, so apart from the
+//! 256 counters, memory is used only for held leases and for waiters.
 //!
 //! 1. A token is `epoch * 1_000_000_000 + n`. An epoch belongs to one replication id of one server.
 //!    The replication id is the `master_replid`, which scripts read with INFO. It changes at each

@@ -1,11 +1,13 @@
-//! Calls to Lua scripts.
+//! Lua scripts, and calls to them.
 
 use redis::{ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, ToRedisArgs};
 
 use super::connection::Connection;
 
+/// Lua script.
 pub(super) struct Script {
     text: String,
+    /// The SHA-1 of the text, by which the server knows the script.
     digest: String,
 }
 
@@ -25,7 +27,8 @@ impl Script {
         }
     }
 
-    pub(super) fn key(&self, key: String) -> Call<'_> {
+    /// Returns a call with this key and without arguments.
+    pub(super) fn call(&self, key: String) -> Call<'_> {
         Call {
             script: self,
             keys: vec![key],
@@ -35,10 +38,12 @@ impl Script {
 }
 
 impl Call<'_> {
+    /// Adds a key.
     pub(super) fn key(&mut self, key: String) {
         self.keys.push(key);
     }
 
+    /// Adds an argument.
     pub(super) fn arg(&mut self, argument: impl ToRedisArgs) -> &mut Self {
         argument.write_redis_args(&mut self.arguments);
         self

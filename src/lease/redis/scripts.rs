@@ -99,13 +99,13 @@ impl Scripts {
         format!("{prefix}:{{{partition}}}:{database}:issuer:{issuer}")
     }
 
-    pub(super) fn lease_key(&self, resource: &Resource) -> String {
+    fn lease_key(&self, resource: &Resource) -> String {
         let partition = partition_of(resource);
         format!("{}:{{{partition}}}:lease:{resource}", self.key_prefix)
     }
 
-    /// Returns the prefix of all lease keys, up to the partition number.
-    pub(super) fn key_begin(&self) -> String {
+    /// Returns the prefix of all lease keys. The partition, `}:lease:` and the resource follow it.
+    pub(super) fn lease_key_prefix(&self) -> String {
         format!("{}:{{", self.key_prefix)
     }
 
@@ -116,28 +116,26 @@ impl Scripts {
         waits: &Waits,
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
-        let mut script = self.invoke(&self.acquire, resource, seen);
-        script
-            .arg(ask.lease.stored())
+        let mut call = self.call(&self.acquire, resource, seen);
+        call.arg(ask.lease.stored())
             .arg(ask.ticket)
             .arg(whole_ms(ask.ttl) + whole_ms(ask.lock_delay))
             .arg(whole_ms(ask.lock_delay))
             .arg(ask.owner.as_ref().map_or("", Owner::as_str));
         match waits {
             Waits::No => {}
-            Waits::Leaves => drop(script.arg("")),
+            Waits::Leaves => drop(call.arg("")),
             Waits::Yes {
                 listener,
                 left,
                 queued,
             } => {
-                script
-                    .arg(whole_ms(*left))
+                call.arg(whole_ms(*left))
                     .arg(self.own_channel(partition_of(resource), listener))
                     .arg(u8::from(*queued));
             }
         }
-        self.reply(&script, seen, ask.ttl).await
+        self.run_step(&call, seen, ask.ttl).await
     }
 
     pub(super) async fn renew(
@@ -146,13 +144,12 @@ impl Scripts {
         renewal: &Renewal,
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
-        let mut script = self.invoke(&self.renew, resource, seen);
-        script
-            .arg(renewal.lease.stored())
+        let mut call = self.call(&self.renew, resource, seen);
+        call.arg(renewal.lease.stored())
             .arg(whole_ms(renewal.ttl))
             .arg(u8::from(renewal.new_token))
             .arg(renewal.at_least.map_or(0, Token::get));
-        self.reply(&script, seen, renewal.ttl).await
+        self.run_step(&call, seen, renewal.ttl).await
     }
 
     /// Releases, abandons or breaks a lease. If the script may have run twice and finds no lease,
@@ -163,19 +160,19 @@ impl Scripts {
         end: &End,
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
-        let mut script;
+        let mut call;
         match end {
             End::Release(lease) => {
-                script = self.invoke(&self.release, resource, seen);
-                script.arg(lease.stored());
+                call = self.call(&self.release, resource, seen);
+                call.arg(lease.stored());
             }
             End::Abandon { lease, ticket } => {
-                script = self.invoke(&self.abandon, resource, seen);
-                script.arg(lease.stored()).arg(*ticket);
+                call = self.call(&self.abandon, resource, seen);
+                call.arg(lease.stored()).arg(*ticket);
             }
             End::Break(token) => {
-                script = self.invoke(&self.break_lease, resource, seen);
-                script.arg(token.map_or_else(String::new, |token| token.get().to_string()));
+                call = self.call(&self.break_lease, resource, seen);
+                call.arg(token.map_or_else(String::new, |token| token.get().to_string()));
             }
         }
         self.check_once().await?;
@@ -186,7 +183,7 @@ impl Scripts {
             self.inspect(resource, seen).await?;
             runs = Runs::Once;
         }
-        let answer = self.server.call(runs, &script).await;
+        let answer = self.server.call(runs, &call).await;
         let (answer, again) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(match parse(answer, Duration::ZERO)? {
             Reply::Lost if again => Reply::Ended,
@@ -203,9 +200,9 @@ impl Scripts {
         seen: Seen<'_>,
     ) -> Result<bool, LeaseError> {
         let (history, incarnation) = counter.mark.split_once(' ').ok_or_else(unexpected)?;
-        let mut script = self.invoke(&self.begin_epoch, resource, seen);
-        script.arg(history).arg(incarnation).arg(epoch.get());
-        self.run(&script).await
+        let mut call = self.call(&self.begin_epoch, resource, seen);
+        call.arg(history).arg(incarnation).arg(epoch.get());
+        self.run(&call).await
     }
 
     pub(super) async fn inspect(
@@ -226,16 +223,16 @@ impl Scripts {
         let Some((first, seen)) = resources.first() else {
             return Ok(vec![]);
         };
-        let mut script = self.invoke(&self.inspect, first, *seen);
+        let mut call = self.call(&self.inspect, first, *seen);
         for (resource, _) in &resources[1..] {
             for key in self.keys(resource) {
-                script.key(key);
+                call.key(key);
             }
         }
         for (_, seen) in resources {
-            script.arg(counted(*seen));
+            call.arg(counted(*seen));
         }
-        let found: Vec<Option<Found>> = self.run(&script).await?;
+        let found: Vec<Option<Found>> = self.run(&call).await?;
         found
             .into_iter()
             .map(|found| found.map(held).transpose())
@@ -253,26 +250,25 @@ impl Scripts {
         ]
     }
 
-    /// Returns a script with the keys and arguments that all scripts share.
-    fn invoke<'a>(&'a self, script: &'a Script, resource: &Resource, seen: Seen<'_>) -> Call<'a> {
+    /// Returns a call to a script, with the keys and arguments that all scripts share.
+    fn call<'a>(&'a self, script: &'a Script, resource: &Resource, seen: Seen<'_>) -> Call<'a> {
         let [counter, others @ ..] = self.keys(resource);
-        let mut invocation = script.key(counter);
+        let mut call = script.call(counter);
         for key in others {
-            invocation.key(key);
+            call.key(key);
         }
-        invocation
-            .arg(seen.source.map_or("", SourceId::as_str))
+        call.arg(seen.source.map_or("", SourceId::as_str))
             .arg(rand::random::<u64>())
             .arg(counted(seen))
             .arg(u8::from(seen.replace))
             .arg(seconds_since_1970());
-        invocation
+        call
     }
 
     /// Runs the script of a step that may grant a lease.
-    async fn reply(
+    async fn run_step(
         &self,
-        script: &Call<'_>,
+        call: &Call<'_>,
         seen: Seen<'_>,
         ttl: Duration,
     ) -> Result<Reply, LeaseError> {
@@ -281,11 +277,11 @@ impl Scripts {
             // The counter may be on a server that was demoted.
             self.server.find_again().await;
         }
-        parse(self.run(script).await?, ttl)
+        parse(self.run(call).await?, ttl)
     }
 
-    pub(super) async fn run<T: FromRedisValue>(&self, script: &Call<'_>) -> Result<T, LeaseError> {
-        let answer = self.server.call(Runs::UpToTwice, script).await;
+    pub(super) async fn run<T: FromRedisValue>(&self, call: &Call<'_>) -> Result<T, LeaseError> {
+        let answer = self.server.call(Runs::UpToTwice, call).await;
         let (answer, _) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(answer)
     }

@@ -47,68 +47,6 @@ impl Server {
         }
     }
 
-    /// Converts an error of the server to a [`LeaseError`].
-    pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
-        // A failed login may be temporary: redis-rs also reports the refusal of a server with too
-        // many clients as a failed login.
-        let is_permanent = matches!(
-            error.kind(),
-            ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || error.detail().is_some_and(is_permanent);
-        let error = ServerError {
-            address: Arc::clone(self.source.address()),
-            source: error,
-        };
-        match is_permanent {
-            true => LeaseError::misconfigured(error),
-            false => LeaseError::unavailable(error),
-        }
-    }
-
-    /// Subscribes to channels of one slot, with the command timeout.
-    pub(super) async fn subscribe(
-        &self,
-        subscriber: &Connection,
-        channels: &[String],
-    ) -> RedisResult<()> {
-        let until = self.limit();
-        find_server(until, || in_time(until, subscriber.subscribe(channels))).await
-    }
-
-    /// Returns the deadline of a command that starts now.
-    fn limit(&self) -> Instant {
-        after(self.command_timeout)
-    }
-
-    /// Returns the command that publishes a message and counts its receivers. In a cluster, PUBLISH
-    /// would count only the receivers on one node. SPUBLISH counts all receivers, because they
-    /// subscribe on the node of the slot.
-    pub(super) const fn publish(&self) -> &'static str {
-        match self.source.is_cluster() {
-            true => "SPUBLISH",
-            false => "PUBLISH",
-        }
-    }
-
-    /// Checks that the user may subscribe.
-    pub(super) async fn check_subscribe(&self, channel: String) -> RedisResult<()> {
-        let (sender, _pushes) = mpsc::unbounded_channel();
-        let subscriber = self.subscriber(sender).await?;
-        self.subscribe(&subscriber, &[channel]).await
-    }
-
-    /// Makes the next command look up the server again. The previous connection is dropped as well,
-    /// because it may lead to a demoted master.
-    pub(super) async fn find_again(&self) {
-        *self.connections.lock().await = Connections::default();
-    }
-
-    /// Returns a receiver that is notified of each new command connection. Such a connection may
-    /// lead to another server.
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.connected.subscribe()
-    }
-
     /// Runs a command. If the connection breaks, and the command may run twice, the command is
     /// repeated, because servers close idle connections and a response can be lost. The command
     /// timeout limits both attempts together. Also returns whether the command may have run twice.
@@ -120,7 +58,7 @@ impl Server {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        let until = self.limit();
+        let until = self.deadline();
         let run = || find_server(until, || self.attempt(&command, until));
         match run().await {
             Err(error)
@@ -184,13 +122,13 @@ impl Server {
         }
     }
 
-    /// Returns the connection for commands, and its number.
+    /// Returns the connection for commands, and its number. If there is none, opens one.
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
         let mut all = self.connections.lock().await;
         if let Some(current) = &all.current {
             return Ok(current.clone());
         }
-        // Leaves half of the time for the command on the previous connection.
+        // If there is a previous connection, half of the time is left for the command on it.
         let limit = match &all.previous {
             Some(_) => self.command_timeout / 2,
             None => self.command_timeout,
@@ -209,6 +147,18 @@ impl Server {
         Ok(all.current.insert(next).clone())
     }
 
+    /// Makes the next command look up the server again. The previous connection is dropped as well,
+    /// because it may lead to a demoted master.
+    pub(super) async fn find_again(&self) {
+        *self.connections.lock().await = Connections::default();
+    }
+
+    /// Returns a receiver that is notified of each new command connection. Such a connection may
+    /// lead to another server.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.connected.subscribe()
+    }
+
     /// Opens a connection for subscriptions, which sends published messages to `pushes`.
     pub(super) async fn subscriber(
         &self,
@@ -217,6 +167,58 @@ impl Server {
         let limit = self.command_timeout;
         let connecting = self.source.connect(limit, limit, Some(pushes));
         in_time(after(limit), connecting).await
+    }
+
+    /// Subscribes to channels of one slot, with the command timeout.
+    pub(super) async fn subscribe(
+        &self,
+        subscriber: &Connection,
+        channels: &[String],
+    ) -> RedisResult<()> {
+        let until = self.deadline();
+        find_server(until, || in_time(until, subscriber.subscribe(channels))).await
+    }
+
+    /// Checks that the user may subscribe.
+    pub(super) async fn check_subscribe(&self, channel: String) -> RedisResult<()> {
+        let (sender, _pushes) = mpsc::unbounded_channel();
+        let subscriber = self.subscriber(sender).await?;
+        self.subscribe(&subscriber, &[channel]).await
+    }
+
+    /// Returns the command that publishes a message and counts its receivers. In a cluster, PUBLISH
+    /// would count only the receivers on one node. SPUBLISH counts all receivers, because they
+    /// subscribe on the node of the slot.
+    pub(super) const fn publish(&self) -> &'static str {
+        match self.source.is_cluster() {
+            true => "SPUBLISH",
+            false => "PUBLISH",
+        }
+    }
+
+    /// Returns the deadline of a command that starts now.
+    fn deadline(&self) -> Instant {
+        after(self.command_timeout)
+    }
+
+    /// Returns the [`LeaseError`] for an error of the server. It is
+    /// [`Misconfigured`](LeaseError::Misconfigured) if the server would refuse the command again,
+    /// and [`Unavailable`](LeaseError::Unavailable) otherwise.
+    pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
+        // A failed login may be temporary: redis-rs also reports the refusal of a server with too
+        // many clients as a failed login.
+        let is_permanent = matches!(
+            error.kind(),
+            ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
+        ) || error.detail().is_some_and(has_permanent_cause);
+        let error = ServerError {
+            address: Arc::clone(self.source.address()),
+            source: error,
+        };
+        match is_permanent {
+            true => LeaseError::misconfigured(error),
+            false => LeaseError::unavailable(error),
+        }
     }
 }
 
@@ -252,7 +254,7 @@ async fn in_time<T>(
 
 /// Returns whether Redis would refuse the command again. Redis reports such errors with the general
 /// error code, at least for a command in a script, so only their texts identify them.
-fn is_permanent(detail: &str) -> bool {
+fn has_permanent_cause(detail: &str) -> bool {
     let texts = [
         // The user lacks a right. The first text is that of Redis 7.2 and later.
         "ACL failure in script",

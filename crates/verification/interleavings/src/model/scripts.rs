@@ -56,7 +56,7 @@ pub mod scripts {
             ""
         }
 
-        pub fn key_begin(&self) -> String {
+        pub fn lease_key_prefix(&self) -> String {
             String::new()
         }
 
