@@ -13,11 +13,11 @@ use crate::{
 
 /// Longest wait of one request. The holder splits a longer [`Holder::wait`] into several requests
 /// under one lease id.
-const LONGEST_STEP: Duration = Duration::from_secs(30);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// Duration above which the holder halves a wait that the issuer has refused. If the issuer also
-/// refuses a shorter wait, the holder polls.
-const SHORTEST_STEP: Duration = Duration::from_millis(500);
+/// Duration above which the holder halves a wait that the issuer has refused. If the issuer refuses
+/// a wait of at most this duration, the holder polls.
+const SHORTEST_WAIT: Duration = Duration::from_millis(500);
 
 /// First pause between attempts after a transient failure of the store or the network. The pauses
 /// grow up to [`LONGEST_PAUSE`].
@@ -27,8 +27,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl<L: Leases> Holder<L> {
-    /// Retries until the store grants a lease with most of its time left, or the wait is over. Sets
-    /// `is_sent` unless the store is known to have received no request.
+    /// Retries until the store grants a lease with most of its time left, or the wait is over.
+    /// Returns the lease, and the time just before its request was sent. Sets `is_sent` unless the
+    /// store is known to have received no request.
     pub(super) async fn ask(
         &self,
         resource: &Resource,
@@ -37,16 +38,16 @@ impl<L: Leases> Holder<L> {
     ) -> Result<(Lease, Instant), LeaseError> {
         let deadline = after(self.wait);
         let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
-        let mut longest_step = LONGEST_STEP;
+        let mut longest_wait = LONGEST_WAIT;
         loop {
             let asked_at = Instant::now();
-            let step = deadline
+            let wait = deadline
                 .saturating_duration_since(asked_at)
-                .min(longest_step);
+                .min(longest_wait);
             let mut request = Acquire::new(self.ttl)
                 .lease_id(id.clone())
                 .lock_delay(self.lock_delay)
-                .wait(step);
+                .wait(wait);
             if let Some(owner) = &self.owner {
                 request = request.owner(owner.clone());
             }
@@ -71,18 +72,18 @@ impl<L: Leases> Holder<L> {
             };
             match &error {
                 // The issuer has a lower limit for a single wait.
-                LeaseError::Invalid { field, .. } if field == "wait_ms" && !step.is_zero() => {
-                    longest_step = match step > SHORTEST_STEP {
-                        true => step / 2,
+                LeaseError::Invalid { field, .. } if field == "wait_ms" && !wait.is_zero() => {
+                    longest_wait = match wait > SHORTEST_WAIT {
+                        true => wait / 2,
                         false => Duration::ZERO,
                     };
                     continue;
                 }
-                // The request has waited in the queue for its whole step, so the next request
+                // The request has waited in the queue for its whole time, so the next request
                 // follows without a pause.
                 LeaseError::Held { .. }
-                    if !step.is_zero()
-                        && asked_at.elapsed() >= step
+                    if !wait.is_zero()
+                        && asked_at.elapsed() >= wait
                         && Instant::now() < deadline =>
                 {
                     continue;

@@ -55,8 +55,14 @@ impl<L: Leases> LeaseGuard<L> {
     ) -> Self {
         let held = Arc::new(HeldLease::new(&lease, asked_at, header, bounds));
         let id = lease.id;
-        let task = (Arc::clone(&leases), Arc::clone(&held), id.clone());
-        let renewals = renewal::renew(task.0, task.1, task.2, ttl, (lease.ttl, asked_at));
+        let granted = (lease.ttl, asked_at);
+        let renewals = renewal::renew(
+            Arc::clone(&leases),
+            Arc::clone(&held),
+            id.clone(),
+            ttl,
+            granted,
+        );
         Self {
             renewal: tokio::spawn(renewals).abort_handle(),
             release: Some(release),
@@ -202,7 +208,7 @@ impl<L: Leases> LeaseGuard<L> {
             loop {
                 let asked_at = Instant::now();
                 let renew = Renew::new(self.ttl).with_new_token();
-                let new_token = self.held.asks_for_new_token();
+                let new_token = self.held.begin_token_request();
                 let renewal = self.leases.renew(self.resource(), &self.id, renew);
                 let renewed = timeout_at(deadline, renewal).await;
                 match renewed.unwrap_or_else(|_| Err(renewal::late())) {

@@ -1,4 +1,10 @@
 //! State of a lease as its holder sees it.
+//!
+//! 1. The lease expires when its TTL has passed since the holder sent the last request to which the
+//!    store has responded, even if the store's own record expires later.
+//! 2. A lost lease stays lost, and its first loss is reported once.
+//! 3. If a renewal returns a new token that this process cannot have requested, the lease was lost
+//!    in between.
 
 use std::{sync::Arc, time::Duration};
 
@@ -72,7 +78,7 @@ impl HeldLease {
             bounds,
             state: watch::Sender::new(State {
                 token: lease.fencing_token(),
-                until: end(lease, asked_at),
+                until: expiry(lease, asked_at),
                 asked_at,
                 held_since: now,
                 progress_at: now,
@@ -100,6 +106,7 @@ impl HeldLease {
         self.end(&self.state.borrow()).0
     }
 
+    /// Returns when the lease counts as lost, and which limit ends it.
     fn end(&self, state: &State) -> (Instant, Ending) {
         let after =
             |since: Instant, time: Option<Duration>| time.and_then(|time| since.checked_add(time));
@@ -194,7 +201,7 @@ impl HeldLease {
     }
 
     /// Records that a new token is being requested.
-    pub(super) fn asks_for_new_token(&self) -> NewTokenRequest<'_> {
+    pub(super) fn begin_token_request(&self) -> NewTokenRequest<'_> {
         self.state.send_modify(|state| state.in_flight += 1);
         NewTokenRequest { held: self }
     }
@@ -238,7 +245,7 @@ impl HeldLease {
             }
             if is_last {
                 state.asked_at = asked_at;
-                state.until = end(lease, asked_at);
+                state.until = expiry(lease, asked_at);
                 state.failure = None;
             }
         });
@@ -289,15 +296,16 @@ impl NewTokenRequest<'_> {
     /// Records the lease that a response contains. The request was sent at `asked_at`.
     pub(super) fn answered(self, lease: &Lease, asked_at: Instant) {
         self.held.note(lease, asked_at);
-        self.had_no_doubt();
+        self.end_without_doubt();
     }
 
     /// Records that the request was refused, so no token was granted.
     pub(super) fn refused(self) {
-        self.had_no_doubt();
+        self.end_without_doubt();
     }
 
-    fn had_no_doubt(self) {
+    /// Ends a request whose outcome is known, without the doubt that dropping it would record.
+    fn end_without_doubt(self) {
         self.held.state.send_modify(|state| state.in_flight -= 1);
         std::mem::forget(self);
     }
@@ -313,7 +321,7 @@ impl Drop for NewTokenRequest<'_> {
 }
 
 /// Returns when the lease expires, given that its request was sent at `asked_at`.
-fn end(lease: &Lease, asked_at: Instant) -> Instant {
+fn expiry(lease: &Lease, asked_at: Instant) -> Instant {
     asked_at.checked_add(lease.ttl).unwrap_or(asked_at)
 }
 
@@ -346,7 +354,7 @@ mod tests {
         held.renewed(&lease(4, 10), after(2));
         assert_eq!((held.token().get(), held.ends_at()), (5, after(12)));
         // This response arrives out of order.
-        held.asks_for_new_token().answered(&lease(6, 60), after(1));
+        held.begin_token_request().answered(&lease(6, 60), after(1));
         assert_eq!((held.token().get(), held.ends_at()), (6, after(12)));
     }
 
@@ -387,12 +395,12 @@ mod tests {
         let now = Instant::now();
         let held = held(&lease(5, 10), Bounds::default());
         // No response is recorded yet, but the issuer may have granted a token.
-        let request = held.asks_for_new_token();
+        let request = held.begin_token_request();
         held.renewed(&lease(6, 10), now);
         assert_eq!(held.token().get(), 6);
         request.answered(&lease(7, 10), now);
         // A refused request grants no token.
-        held.asks_for_new_token().refused();
+        held.begin_token_request().refused();
         assert!(held.lost().is_none());
         held.renewed(&lease(8, 10), now);
         assert!(matches!(held.lost(), Some(Loss::Refused { .. })));
@@ -405,7 +413,7 @@ mod tests {
         let before = Instant::now();
         sleep(Duration::from_secs(1)).await;
         // The issuer executed the request, but its response was lost.
-        drop(held.asks_for_new_token());
+        drop(held.begin_token_request());
         // The response to an earlier renewal does not resolve the doubt, but the response to a
         // later one does.
         held.renewed(&lease(5, 10), before);

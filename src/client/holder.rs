@@ -148,29 +148,29 @@ impl<L: Leases> Holder<L> {
         let id = LeaseId::random();
         let mut release = self.release_guard(resource.clone(), id.clone());
         let mut is_sent = false;
-        let asked = self.ask(&resource, &id, &mut is_sent).await;
-        let asked = asked.inspect_err(|error| {
+        let granted = self.ask(&resource, &id, &mut is_sent).await;
+        let granted = granted.inspect_err(|error| {
             // If the outcome is unknown, the lease may have been granted, and must be released. If
             // no token is left, the store may have granted the lease before the announcement
             // failed.
-            // After a wait, the store may still keep the position in the queue, or it may have
-            // granted the lease to an earlier attempt whose answer was lost. A release ends both.
-            let waited = !self.wait.is_zero()
-                && matches!(
-                    error,
-                    LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
-                );
-            let unknown = matches!(
+            let is_unknown = matches!(
                 error,
                 LeaseError::Unavailable(_)
                     | LeaseError::Misconfigured(_)
                     | LeaseError::Exhausted { .. }
             );
-            if !is_sent || (!waited && !unknown) {
+            // After a wait, the store may still keep the position in the queue, or it may have
+            // granted the lease to an earlier attempt whose answer was lost. A release ends both.
+            let has_waited = !self.wait.is_zero()
+                && matches!(
+                    error,
+                    LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
+                );
+            if !is_sent || (!is_unknown && !has_waited) {
                 release.keep();
             }
         })?;
-        Ok(self.guard(asked, release))
+        Ok(self.guard(granted, release))
     }
 
     /// Acquires the lease if it is free, without waiting. Returns `None` if another holder has the
@@ -363,8 +363,8 @@ impl<L: Leases> Holder<L> {
         id: LeaseId,
     ) -> Result<LeaseGuard<L>, AcquireError> {
         let resource = Resource::new(resource)?;
-        let asked = self.ask(&resource, &id, &mut false).await?;
-        Ok(self.guard(asked, self.release_guard(resource, id)))
+        let granted = self.ask(&resource, &id, &mut false).await?;
+        Ok(self.guard(granted, self.release_guard(resource, id)))
     }
 
     fn release_guard(&self, resource: Resource, id: LeaseId) -> ReleaseGuard<L> {
@@ -372,8 +372,12 @@ impl<L: Leases> Holder<L> {
         ReleaseGuard::new(leases, resource, id).retry_for(self.ttl)
     }
 
-    fn guard(&self, asked: (Lease, Instant), release: ReleaseGuard<L>) -> LeaseGuard<L> {
-        let (lease, asked_at) = asked;
+    /// Returns the guard of a lease, whose request was sent at the given time.
+    fn guard(
+        &self,
+        (lease, asked_at): (Lease, Instant),
+        release: ReleaseGuard<L>,
+    ) -> LeaseGuard<L> {
         let leases = Arc::clone(&self.leases);
         let header = self.header.clone();
         let bounds = self.bounds;

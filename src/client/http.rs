@@ -37,10 +37,11 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct HttpLeases(Arc<Issuer>);
+pub struct HttpLeases(Arc<Remote>);
 
+/// Remote issuer, and how its requests are sent.
 #[derive(Clone)]
-struct Issuer {
+struct Remote {
     url: Url,
     client: reqwest::Client,
     headers: HeaderMap,
@@ -93,7 +94,7 @@ impl HttpLeases {
         if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
             return Err(HttpError::Url);
         }
-        Ok(Self(Arc::new(Issuer {
+        Ok(Self(Arc::new(Remote {
             url,
             client,
             headers: HeaderMap::new(),

@@ -9,7 +9,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::{held_lease::HeldLease, loss::Loss};
 use crate::lease::{Lease, LeaseError, LeaseId, Leases, Renew};
 
-/// Renews the lease, each time after at most a third of its TTL, until the lease is lost.
+/// Renews the lease, each time after at most a third of its TTL, until the lease is lost. `granted`
+/// is the TTL of the grant, and the time just before its request was sent.
 pub(super) async fn renew<L: Leases>(
     leases: Arc<L>,
     held: Arc<HeldLease>,
@@ -73,6 +74,7 @@ fn interval(ttl: Duration) -> Duration {
     (ttl / 3).mul_f64(rand::random_range(0.85..=1.0))
 }
 
+/// Returns the error for a renewal without a response in time.
 pub(super) fn late() -> LeaseError {
     LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut))
 }

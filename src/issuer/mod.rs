@@ -304,7 +304,7 @@ async fn acquire<L: Leases>(
     let owner = owner.as_ref().map(Owner::as_str);
     let span = tracing::error_span!("acquire_lease", resource = resource.as_str());
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
-    // If this future is dropped, the waiting request leaves the queue.
+    // If the issuer closes first, the acquisition is dropped, and the request leaves the queue.
     let lease = tokio::select! {
         biased;
         outcome = acquiring => match outcome {

@@ -160,7 +160,7 @@ mod tests {
         fence::Fence,
         issuer::{
             Rejection, operators,
-            request::{BODY_LIMIT_BYTES, BODY_WAIT},
+            request::{BODY_LIMIT_BYTES, BODY_TIMEOUT},
         },
         lease::{LeaseError, MemoryLeases},
         problem::Problem,
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(limits, [*from, *to, operators::LIMIT]);
         let body = &whole["paths"]["/{resource}"]["post"]["requestBody"]["description"];
         let limits =
-            format!("At most {BODY_LIMIT_BYTES} bytes, which arrive within {BODY_WAIT:?} s");
+            format!("At most {BODY_LIMIT_BYTES} bytes, which arrive within {BODY_TIMEOUT:?} s");
         assert!(
             body.as_str()
                 .unwrap()
@@ -292,7 +292,7 @@ mod tests {
         let errors = [
             LeaseError::Held {
                 resource: resource.clone(),
-                retry_after: BODY_WAIT,
+                retry_after: BODY_TIMEOUT,
             },
             LeaseError::Lost {
                 resource: resource.clone(),
@@ -319,7 +319,9 @@ mod tests {
             },
             Rejection::UnsupportedMediaType,
             Rejection::Body(BodyError::TooLarge { limit_bytes }),
-            Rejection::Body(BodyError::TimedOut { within: BODY_WAIT }),
+            Rejection::Body(BodyError::TimedOut {
+                within: BODY_TIMEOUT,
+            }),
             Rejection::Body(BodyError::Malformed),
         ];
         for rejection in errors.map(Rejection::Lease).into_iter().chain(others) {

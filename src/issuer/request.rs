@@ -25,7 +25,7 @@ use crate::{
 /// Maximum size of a request's body, in bytes.
 pub(super) const BODY_LIMIT_BYTES: usize = 16 * 1024;
 /// Timeout for receiving the body.
-pub(super) const BODY_WAIT: Duration = Duration::from_secs(10);
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns a rejection for an invalid part of the request.
 pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
@@ -100,11 +100,11 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
 /// client that sends its whole request before it reads the response could miss the response.
 async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
     let is_declared = body.size_hint().lower() > BODY_LIMIT_BYTES as u64;
-    let read = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await;
+    let read = body::read(&mut body, BODY_LIMIT_BYTES, BODY_TIMEOUT).await;
     // A client that waits for `100 Continue` has not sent its body, and need not send it.
     let is_unsent = is_declared && headers.contains_key(EXPECT);
     if matches!(read, Err(BodyError::TooLarge { .. })) && !is_unsent {
-        tokio::spawn(body::discard(body, BODY_LIMIT_BYTES, BODY_WAIT));
+        tokio::spawn(body::discard(body, BODY_LIMIT_BYTES, BODY_TIMEOUT));
     }
     Ok(read?.to_bytes())
 }

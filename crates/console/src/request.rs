@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::rejection::Rejection;
 
 /// The timeout for a request body.
-const BODY_WAIT: Duration = Duration::from_secs(10);
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Refuses requests that a page of another origin sends, even if the CORS settings of the
 /// application allow them. Browsers send the header `Sec-Fetch-Site`; other clients do not.
@@ -34,7 +34,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Rejection> {
-        let body = timeout(BODY_WAIT, axum::Json::from_request(request, state));
+        let body = timeout(BODY_TIMEOUT, axum::Json::from_request(request, state));
         match body.await {
             Ok(Ok(axum::Json(body))) => Ok(Self(body)),
             Ok(Err(JsonRejection::MissingJsonContentType(_))) => Err(Rejection::NoJson),
