@@ -14,33 +14,44 @@ use super::attempt::{Attempt, Grant};
 /// Reply of a script.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
+    /// The attempt has taken the key.
     Taken(Taken),
+    /// Another lease, or a lock delay, blocks the key for this time.
     Held {
         left: Duration,
         lease: String,
     },
-    /// A newer attempt at the same lease has taken the key. `number` is the number of that attempt.
+    /// This attempt is older than another attempt at the same lease, which has taken the key and
+    /// has this number.
     Older {
         number: u64,
     },
+    /// The node does not have the lease with this token.
     Lost,
+    /// The token is sealed in the key.
     Sealed,
+    /// The epoch has begun on the counter.
     Begun,
+    /// The script has written nothing, because the key or the counter has changed since the read.
     Refused,
     Renewed {
         token: Token,
         counter: Counter,
     },
+    /// The script has removed the lease.
     Ended,
     /// The script has found no lease to remove, but it may have run twice, and the first run may
     /// have removed the lease.
     MayHaveEnded,
+    /// The script has found no lease to remove.
     None,
+    /// Properties of the server. A member of a cluster cannot be a node.
     Node {
         run_id: String,
         clustered: bool,
         eviction: String,
     },
+    /// The lease of each resource that was read.
     Found(Vec<Option<Found>>),
     /// The server cannot be a node. [`Node::run`](super::node::Node::run) returns this reply as an
     /// error.

@@ -8,9 +8,11 @@ use super::answer::{Answer, Taken};
 
 /// Replies of the nodes to one call.
 pub(crate) struct Answers {
+    /// The number of nodes of the quorum.
     nodes: usize,
     /// The number of nodes that were asked.
     pub(crate) asked: usize,
+    /// The replies, each with the index of its node.
     pub(crate) given: Vec<(usize, Answer)>,
     errors: Vec<LeaseError>,
 }

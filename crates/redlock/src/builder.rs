@@ -121,7 +121,7 @@ impl QuorumLeasesBuilder {
             return Err(LeaseError::invalid("nodes", detail));
         }
         let nodes = Nodes::new(clients, self.node_timeout, &self.key_prefix);
-        if nodes.has_twins() {
+        if nodes.has_repeated_name() {
             return Err(LeaseError::invalid("nodes", "a node is named twice"));
         }
         Ok(Driver::with_epochs(QuorumBackend::new(nodes), self.epochs))

@@ -27,7 +27,16 @@ pub(crate) enum Next {
 }
 
 /// Chooses a token from the replies of a majority. `seen` is the highest count that this process
-/// has seen before.
+/// has seen before. The first rule that applies determines the result:
+///
+/// 1. If a majority has sealed the same token in this attempt at a grant, and its count is above
+///    `seen`, that token is granted.
+/// 2. If a counter has no epoch, or all counters are below `seen`, an epoch must begin.
+/// 3. If a majority has the same token under the lease id of a grant, in the current epoch, that
+///    token is granted, because the request is repeated.
+/// 4. Otherwise, a token above all counters, the proposal and the tokens of the lease is sealed. If
+///    the epoch has no number left, an epoch must begin. If the lease has the highest possible
+///    token, the step fails.
 pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
     let taken = answers.taken();
     let is_grant = matches!(wish, Wish::Grant(_));

@@ -20,7 +20,7 @@ use super::{
 
 /// Maximum number of attempts of a break. An attempt is repeated if the lease has changed between
 /// the read and the removal.
-const BREAKS: usize = 20;
+const BREAK_ATTEMPTS: usize = 20;
 
 fn has_ended(answer: &Answer) -> bool {
     matches!(answer, Answer::Ended)
@@ -30,8 +30,9 @@ fn may_have_ended(answer: &Answer) -> bool {
     matches!(answer, Answer::Ended | Answer::MayHaveEnded)
 }
 
-const fn reply(has_ended: bool) -> Reply {
-    match has_ended {
+/// Returns the reply to a step that has or has not ended a lease.
+const fn reply(is_ended: bool) -> Reply {
+    match is_ended {
         true => Reply::Ended,
         false => Reply::Lost,
     }
@@ -41,9 +42,10 @@ impl QuorumBackend {
     /// Releases a lease. If this process has granted the lease, and its token has not changed
     /// since, the release takes one round trip. Otherwise the nodes are read first.
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
-        let (nodes, key) = (&self.nodes, subject.key());
+        let (nodes, key) = (&self.nodes, subject.grant_key());
         // The lease is released if the nodes that have not removed it are not a majority.
         let suffices = |gone: usize| gone > nodes.all().len() - nodes.majority();
+        // The replies to the release with the grant that this process has in memory.
         let mut first = None;
         if let Some(grant) = self.grants.get(&key) {
             let release = |_| Some(nodes.scripts().release(subject, grant));
@@ -85,7 +87,10 @@ impl QuorumBackend {
             }
         }
         let may_have_released = had + may_have_had >= nodes.majority();
-        if let (0, true, Some(first)) = (had, may_have_released, first) {
+        if had == 0
+            && may_have_released
+            && let Some(first) = first
+        {
             return Err(first.no_majority());
         }
         self.grants.take(&key);
@@ -98,7 +103,8 @@ impl QuorumBackend {
         subject: &Subject<'_>,
         ticket: i64,
     ) -> Result<Reply, LeaseError> {
-        let (key, is_its) = (subject.key(), |grant: Grant| grant.attempt.ticket == ticket);
+        let key = subject.grant_key();
+        let is_its = |grant: Grant| grant.attempt.ticket == ticket;
         if self.grants.get(&key).is_some_and(is_its) {
             self.grants.take(&key);
         }
@@ -136,7 +142,7 @@ impl QuorumBackend {
         let mut broken: Option<String> = None;
         // The leases of the first read. A later round must not end the lease of a later holder.
         let mut first: Option<HashSet<String>> = None;
-        for _ in 0..BREAKS {
+        for _ in 0..BREAK_ATTEMPTS {
             let answers = self.read(&subject).await?;
             if !answers.are_enough() {
                 return Err(answers.no_majority());

@@ -58,7 +58,7 @@ impl QuorumBackend {
         let outcome = self.attempt(&subject, ask, attempt, seen, &mut sets_keys);
         let outcome = outcome.await;
         if matches!(outcome, Err(LeaseError::Misconfigured(_))) {
-            self.nodes.refuse();
+            self.nodes.note_refusal();
         }
         if sets_keys && !matches!(outcome, Ok(Reply::Granted(_))) {
             // If a node is unreachable, the key expires there.
@@ -67,6 +67,7 @@ impl QuorumBackend {
         outcome
     }
 
+    /// Makes the attempt. Sets `sets_keys` to false if no node can have set its key.
     async fn attempt(
         &self,
         subject: &Subject<'_>,
@@ -100,7 +101,7 @@ impl QuorumBackend {
         };
         let ttl = left_of(ask.ttl, began).ok_or_else(|| LeaseError::unavailable(TooLate))?;
         let grant = Grant { token, attempt };
-        self.grants.insert(subject.key(), grant, ttl);
+        self.grants.insert(subject.grant_key(), grant, ttl);
         granted(token, ttl, counted)
     }
 
@@ -150,12 +151,12 @@ impl QuorumBackend {
         };
         let is_held = answers.majority(|answer| held(answer).map(|(_, lease)| lease));
         if is_held.is_some() {
-            // This is the time until the key is free on a majority of the nodes.
-            let lefts = answers.given.iter();
-            let lefts = lefts.map(|(_, answer)| held(answer).map_or(Duration::ZERO, |held| held.0));
-            let mut lefts: Vec<Duration> = lefts.collect();
-            lefts.sort_unstable();
-            let left = lefts.get(self.nodes.majority() - 1).or(lefts.last());
+            let times = answers.given.iter();
+            let times = times.map(|(_, answer)| held(answer).map_or(Duration::ZERO, |held| held.0));
+            let mut times: Vec<Duration> = times.collect();
+            times.sort_unstable();
+            // After this time, the key is free on a majority of the nodes.
+            let left = times.get(self.nodes.majority() - 1).or(times.last());
             return Ok(Reply::Held {
                 left: left.copied().unwrap_or_default(),
             });

@@ -295,14 +295,16 @@ impl Node {
         connecting.await.map_err(io::Error::other)?
     }
 
-    /// Returns the error of the store for a failure of this server.
+    /// Returns the error of the store for a failure of this server. It is
+    /// [`Misconfigured`](LeaseError::Misconfigured) if the server would refuse the command again,
+    /// and [`Unavailable`](LeaseError::Unavailable) otherwise.
     pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
         // A failed login may be temporary: redis-rs also reports one if the server has too many
         // clients.
         let is_permanent = matches!(
             error.kind(),
             ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || error.detail().is_some_and(is_permanent);
+        ) || error.detail().is_some_and(has_permanent_cause);
         let error = ServerError {
             name: Arc::clone(&self.name),
             source: error,
@@ -355,7 +357,7 @@ struct OtherSource {
 
 /// Returns whether Redis would refuse the command again. Redis reports such errors with the general
 /// error code, at least for a command in a script, so only their texts identify them.
-fn is_permanent(detail: &str) -> bool {
+fn has_permanent_cause(detail: &str) -> bool {
     let texts = [
         // The user lacks a right. The first text is that of Redis 7.2 and later.
         "ACL failure in script",

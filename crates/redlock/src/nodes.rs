@@ -20,8 +20,10 @@ use super::{
     scripts::{Call, Scripts},
 };
 
+/// Reason why a node cannot be used if two nodes are the same server.
 const TWIN: &str = "another node is the same server";
 
+/// Nodes of a quorum.
 pub(crate) struct Nodes {
     nodes: Box<[Arc<Node>]>,
     scripts: Scripts,
@@ -46,7 +48,7 @@ impl Nodes {
     }
 
     /// Returns whether two nodes have the same name.
-    pub(crate) fn has_twins(&self) -> bool {
+    pub(crate) fn has_repeated_name(&self) -> bool {
         let names: HashSet<_> = self.nodes.iter().map(|node| node.name()).collect();
         names.len() < self.nodes.len()
     }
@@ -139,14 +141,14 @@ impl Nodes {
         Ok(())
     }
 
-    /// Records that the nodes have refused this issuer.
-    pub(crate) fn refuse(&self) {
+    /// Records that a node has refused this issuer. The next grant checks the nodes again.
+    pub(crate) fn note_refusal(&self) {
         self.is_admitted.store(false, SeqCst);
     }
 
-    /// Sends each node its call, and waits until every node has replied or timed out. If a node did
-    /// not reply to the last call, and the other nodes are a majority, the node is skipped, and is
-    /// probed in the background.
+    /// Sends each node its call, and waits until every node has replied or timed out. If some nodes
+    /// did not reply to their last calls, and the other nodes are a majority, the former are
+    /// skipped, and are probed in the background.
     pub(crate) async fn ask(
         &self,
         source: &str,
@@ -159,6 +161,8 @@ impl Nodes {
         self.ask_each(source, ask).await
     }
 
+    /// Like [`ask`](Self::ask), for any requests. The parameter `ask` returns the request for a
+    /// node, or `None` if the node gets none.
     async fn ask_each<F>(
         &self,
         source: &str,
@@ -168,10 +172,10 @@ impl Nodes {
         F: Future<Output = Result<Answer, LeaseError>>,
     {
         let late = self.nodes.iter().filter(|node| node.is_late()).count();
-        let leaves_out = self.nodes.len() - late >= self.majority();
+        let skips_late = self.nodes.len() - late >= self.majority();
         let mut asked = FuturesUnordered::new();
         for (n, node) in self.nodes.iter().enumerate() {
-            if leaves_out && node.is_late() {
+            if skips_late && node.is_late() {
                 node.probe(self.scripts.check(source));
                 continue;
             }
@@ -196,7 +200,7 @@ impl Nodes {
 
     /// Sends one node a call. If the node has never been checked, it is checked first.
     async fn ask_node(&self, node: &Node, source: &str, call: Call) -> Result<Answer, LeaseError> {
-        match self.is_fit(node, source).await? {
+        match self.check_fitness(node, source).await? {
             Some(other_nodes) => Ok(other_nodes),
             None => node.run(&call).await,
         }
@@ -205,7 +209,7 @@ impl Nodes {
     /// Checks a node that has never been checked. If another node is the same server, checks both
     /// again, because an address may have changed. Returns [`Answer::OtherNodes`] if the counters
     /// of the node belong to a quorum of other nodes.
-    async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
+    async fn check_fitness(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         let check = || self.scripts.check(source);
         loop {
             if node.run_id().is_none()

@@ -30,7 +30,7 @@ impl QuorumBackend {
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let subject = Subject::new(resource, &renewal.lease, seen);
-        let known = self.grants.get(&subject.key());
+        let known = self.grants.get(&subject.grant_key());
         if let Some(grant) = known {
             let reply = self.renew_grant(&subject, renewal, seen, grant).await?;
             if !matches!(reply, Reply::Lost) {
@@ -38,7 +38,7 @@ impl QuorumBackend {
             }
         }
         let Some(grant) = self.find(&subject, known).await? else {
-            self.grants.take(&subject.key());
+            self.grants.take(&subject.grant_key());
             return Ok(Reply::Lost);
         };
         let reply = self.renew_grant(&subject, renewal, seen, grant).await?;
@@ -104,7 +104,7 @@ impl QuorumBackend {
         let Some(ttl) = left_of(ttl, began).filter(|_| !is_behind) else {
             return Ok(Reply::Lost);
         };
-        self.grants.insert(subject.key(), grant, ttl);
+        self.grants.insert(subject.grant_key(), grant, ttl);
         let counted = nodes.counted(counters()).unwrap_or((seen.epoch, seen.n));
         granted(grant.token, ttl, counted)
     }
@@ -150,7 +150,7 @@ impl QuorumBackend {
         };
         let token = choice.token;
         let grant = Grant { token, attempt };
-        self.grants.insert(subject.key(), grant, ttl);
+        self.grants.insert(subject.grant_key(), grant, ttl);
         granted(token, ttl, (choice.epoch, choice.n))
     }
 

@@ -75,8 +75,8 @@ impl<'a> Subject<'a> {
         self.source
     }
 
-    /// Returns the key of the lease's grant in the memory of this process.
-    pub(crate) fn key(&self) -> (Resource, String) {
+    /// Returns the key under which this process has the lease's grant in memory.
+    pub(crate) fn grant_key(&self) -> (Resource, String) {
         (self.resource.clone(), self.lease.clone())
     }
 }
