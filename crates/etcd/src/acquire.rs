@@ -87,6 +87,7 @@ impl<'a> Acquiring<'a> {
         }
     }
 
+    /// Executes the step.
     pub(crate) async fn run(mut self) -> Result<Reply, LeaseError> {
         let memory = &self.etcd.memory;
         let counter = memory.counter(partition_of(self.resource), &self.seen);
@@ -112,6 +113,7 @@ impl<'a> Acquiring<'a> {
         Err(LeaseError::unavailable(TooMuchChange))
     }
 
+    /// Reads the resource.
     async fn view(&self) -> Result<Next, LeaseError> {
         let view = self.etcd.view(self.resource, self.reads()).await?;
         Ok(Next::Judge(Box::new(view)))
@@ -186,6 +188,7 @@ impl<'a> Acquiring<'a> {
         }
     }
 
+    /// Refuses the request. If it has a position in the queue, removes the position.
     async fn refuse(
         &self,
         position: Option<FoundPosition>,
@@ -320,6 +323,7 @@ impl<'a> Acquiring<'a> {
         Ok(made)
     }
 
+    /// Returns the value of the lease's key.
     fn stored(
         &self,
         counter: &Counter,

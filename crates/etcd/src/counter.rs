@@ -113,33 +113,32 @@ impl Row {
         let Some(kv) = &self.counter else {
             return CounterState::Over(seen.epoch);
         };
-        let Ok(row) = serde_json::from_slice::<StoredCounter>(&kv.value.0) else {
+        let Ok(stored) = serde_json::from_slice::<StoredCounter>(&kv.value.0) else {
             return CounterState::Over(seen.epoch);
         };
         if seen
             .source
-            .is_some_and(|source| source.as_str() != row.source)
+            .is_some_and(|source| source.as_str() != stored.source)
         {
-            return CounterState::OtherSource(row.source);
+            return CounterState::OtherSource(stored.source);
         }
-        let over = CounterState::Over(row.epoch.max(seen.epoch));
+        let over = CounterState::Over(stored.epoch.max(seen.epoch));
         if self
             .current_incarnation()
-            .is_none_or(|incarnation| incarnation.id != row.incarnation)
+            .is_none_or(|incarnation| incarnation.id != stored.incarnation)
         {
             return over;
         }
-        if !row.begun {
-            return match row.epoch >= seen.epoch {
-                true => {
-                    CounterState::Blank(BlankCounter::new(row.epoch, mark(kv.mod_revision, &row)))
-                }
-                false => over,
-            };
+        if !stored.begun {
+            if stored.epoch < seen.epoch {
+                return over;
+            }
+            let mark = mark(kv.mod_revision, &stored);
+            return CounterState::Blank(BlankCounter::new(stored.epoch, mark));
         }
         let n = self.header.revision.saturating_sub(kv.mod_revision);
-        match (Epoch::new(row.epoch), &self.incarnation) {
-            (Ok(epoch), Some(incarnation)) if (row.epoch, n) >= (seen.epoch, seen.n) => {
+        match (Epoch::new(stored.epoch), &self.incarnation) {
+            (Ok(epoch), Some(incarnation)) if (stored.epoch, n) >= (seen.epoch, seen.n) => {
                 CounterState::Begun {
                     counter: Counter {
                         epoch,
@@ -171,14 +170,14 @@ impl Row {
 
 /// Returns the mark of a blank counter, which is its value and the revision in which it was
 /// written.
-pub(crate) fn mark(revision: i64, row: &StoredCounter) -> String {
-    format!("{revision} {}", String::from_utf8_lossy(&value(row)))
+pub(crate) fn mark(revision: i64, blank: &StoredCounter) -> String {
+    format!("{revision} {}", String::from_utf8_lossy(&value(blank)))
 }
 
 /// Parses the mark of a blank counter into its revision and its value.
 pub(crate) fn read_mark(mark: &str) -> Option<(i64, StoredCounter)> {
-    let (revision, row) = mark.split_once(' ')?;
-    Some((revision.parse().ok()?, serde_json::from_str(row).ok()?))
+    let (revision, blank) = mark.split_once(' ')?;
+    Some((revision.parse().ok()?, serde_json::from_str(blank).ok()?))
 }
 
 #[cfg(test)]
@@ -324,7 +323,7 @@ mod tests {
             judge(&INCARNATION, &theirs, 100, (0, 0)),
             CounterState::OtherSource(_)
         ));
-        let (revision, row) = read_mark(&mark(80, &blank(5))).unwrap();
-        assert_eq!((revision, value(&row)), (80, value(&blank(5))));
+        let (revision, stored) = read_mark(&mark(80, &blank(5))).unwrap();
+        assert_eq!((revision, value(&stored)), (80, value(&blank(5))));
     }
 }

@@ -1,6 +1,8 @@
 //! Steps that release, abandon or break a lease. Each lease has its own etcd lease. Revoking the
 //! etcd lease deletes the key of the lease, and a renewal in progress then fails.
 
+use std::time::Duration;
+
 use tower_fence::{
     Resource, Token,
     announce::LeaseDigest,
@@ -36,14 +38,16 @@ impl Etcd {
     async fn release(&self, resource: &Resource, lease: &LeaseDigest) -> Result<bool, LeaseError> {
         let id = lease.stored();
         let key = (resource.clone(), id.clone());
-        let mut has_seen_it = false;
+        // Whether this release, or an earlier attempt, has found the lease. It then reports success
+        // even if the lease no longer exists.
+        let mut has_seen_lease = false;
         if let Some(known) = self.memory.leases.take(&key) {
             match self.revoke(known.etcd_lease).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.is_not_found() => {
                     // If an earlier attempt has revoked the etcd lease, the lease is released. If
                     // not, the key may have moved to another etcd lease.
-                    has_seen_it = known.is_released || error.may_have_run;
+                    has_seen_lease = known.is_released || error.may_have_run;
                 }
                 Err(error) => {
                     // If a repetition of this release finds no lease, this release has removed the
@@ -52,7 +56,7 @@ impl Etcd {
                         is_released: true,
                         ..known
                     };
-                    let lasts = std::time::Duration::from_secs(known.ttl);
+                    let lasts = Duration::from_secs(known.ttl);
                     self.memory.leases.insert(key, known, lasts);
                     return Err(error.into());
                 }
@@ -75,12 +79,12 @@ impl Etcd {
                         let ticket = position.stored.ticket;
                         self.leave(resource, &id, position, ticket).await?;
                     }
-                    return Ok(has_seen_it);
+                    return Ok(has_seen_lease);
                 }
             };
             match self.revoke(lease.etcd_lease).await {
                 Ok(()) => return Ok(true),
-                Err(error) if error.is_not_found() => has_seen_it = true,
+                Err(error) if error.is_not_found() => has_seen_lease = true,
                 Err(error) => return Err(error.into()),
             }
         }

@@ -23,7 +23,7 @@ use crate::{
 /// because an endpoint has failed in the meantime or because a load balancer distributes the calls.
 /// If three members respond at random, about one in seven hundred series of 16 calls does not reach
 /// the right member.
-const STATUSES: usize = 16;
+const STATUS_CALLS: usize = 16;
 
 impl Etcd {
     /// Returns comparisons that hold if neither the counter nor the incarnation of etcd has
@@ -119,6 +119,7 @@ impl Etcd {
         Ok(sources.into_iter().next().filter(|_| !is_ours))
     }
 
+    /// Returns a new incarnation of etcd. It has a lead if the length of the log is known.
     async fn new_incarnation(&self, row: &Row) -> Result<StoredIncarnation, EtcdError> {
         // The revision must come from the member that has reported the length of the log, because
         // another member may lag.
@@ -143,18 +144,18 @@ impl Etcd {
         blank: &BlankCounter,
         epoch: Epoch,
     ) -> Result<bool, EtcdError> {
-        let Some((revision, row)) = read_mark(&blank.mark) else {
+        let Some((revision, stored)) = read_mark(&blank.mark) else {
             return Ok(false);
         };
         let key = self.keys.counter(partition_of(resource));
         // The value distinguishes this counter from one that another incarnation of etcd has
         // written in the same revision. The revision distinguishes it from a counter with the same
         // value that a repeated call has written.
-        let compare = [has_value(&key, &value(&row)), written_at(&key, revision)];
+        let compare = [has_value(&key, &value(&stored)), written_at(&key, revision)];
         let begun = StoredCounter {
             epoch: epoch.get(),
             begun: true,
-            ..row
+            ..stored
         };
         let write = put(&key, &value(&begun), 0);
         Ok(self.txn(&compare, &[write], &[]).await?.succeeded)
@@ -165,7 +166,7 @@ impl Etcd {
     /// respond, because a restore from a snapshot would not be detected without the length.
     pub(crate) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
         let first = self.gateway.current();
-        for n in 0..STATUSES {
+        for n in 0..STATUS_CALLS {
             match self.status(first + n).await {
                 Ok(status) => {
                     if let Some(log) = Log::read(answered, &status) {

@@ -134,7 +134,8 @@ impl EtcdError {
         }
     }
 
-    fn says(&self, text: &str) -> bool {
+    /// Returns whether etcd's message contains this text.
+    fn message_has(&self, text: &str) -> bool {
         matches!(&self.source, Failure::Refused(_, refusal) if refusal.message.contains(text))
     }
 
@@ -151,7 +152,7 @@ impl EtcdError {
 
     /// Returns whether an etcd lease with this id already exists.
     pub(crate) fn is_lease_there(&self) -> bool {
-        self.says("lease already exists")
+        self.message_has("lease already exists")
     }
 
     /// Returns whether the call fails until the user, its permissions, its password or the
@@ -162,7 +163,7 @@ impl EtcdError {
                 self.code(),
                 INVALID_ARGUMENT | PERMISSION_DENIED | UNIMPLEMENTED
             )
-            || self.says("authentication is not enabled")
+            || self.message_has("authentication is not enabled")
             || matches!(self.source, Failure::NoGateway)
     }
 }

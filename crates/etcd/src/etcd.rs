@@ -16,6 +16,7 @@ use crate::{
 /// changed the resource in between.
 pub(crate) const ATTEMPTS: usize = 64;
 
+/// Client of etcd, with the keys of this store and the data in memory.
 pub(crate) struct Etcd {
     pub(crate) gateway: Gateway,
     pub(crate) keys: Keys,
@@ -35,6 +36,8 @@ impl Etcd {
         }
     }
 
+    /// Executes a transaction: `success` if all comparisons hold, and otherwise `failure`. The
+    /// transaction may be executed twice.
     pub(crate) async fn txn(
         &self,
         compare: &[Value],
@@ -45,6 +48,7 @@ impl Etcd {
         self.checked(self.gateway.call("/v3/kv/txn", &body).await?)
     }
 
+    /// Refuses a response without a cluster id, which does not come from etcd.
     pub(crate) fn checked(&self, answer: TxnAnswer) -> Result<TxnAnswer, EtcdError> {
         match answer.header.cluster_id {
             0 => Err(self.gateway.meaningless()),

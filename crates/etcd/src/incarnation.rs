@@ -33,6 +33,7 @@ use crate::messages::{Header, StatusAnswer};
 pub(crate) struct StoredIncarnation {
     /// A number that distinguishes this incarnation from every other.
     pub(crate) id: u64,
+    /// The cluster id.
     pub(crate) cluster: u64,
     /// A lead that this incarnation has reached, or `None` if members do not report their log.
     pub(crate) lead: Option<i64>,
@@ -41,7 +42,7 @@ pub(crate) struct StoredIncarnation {
 impl StoredIncarnation {
     /// Returns whether a response comes from this incarnation.
     pub(crate) fn is_of(&self, answered: &Header, log: Log) -> bool {
-        self.cluster == answered.cluster_id && !log.is_later_than(self.lead, answered.revision)
+        self.cluster == answered.cluster_id && !log.shows_end_of(self.lead, answered.revision)
     }
 }
 
@@ -69,15 +70,16 @@ impl Log {
         Some(self.0?.0.saturating_sub(later_revision))
     }
 
-    /// Returns whether the incarnation with this lead has ended. `earlier_revision` was read before
-    /// the length. An incarnation without a lead counts as ended as soon as the length is known,
-    /// because a restore during that incarnation would not have been detected.
-    fn is_later_than(self, lead: Option<i64>, earlier_revision: i64) -> bool {
-        let not_passed = self.0.map(|(length, revision)| {
-            let earlier = earlier_revision.max(revision);
-            length.saturating_sub(earlier)
-        });
-        not_passed.is_some_and(|not_passed| lead.is_none_or(|lead| lead > not_passed))
+    /// Returns whether this length shows that the incarnation with this lead has ended.
+    /// `earlier_revision` was read before the length. An incarnation without a lead counts as ended
+    /// as soon as the length is known, because a restore during that incarnation would not have
+    /// been detected.
+    fn shows_end_of(self, lead: Option<i64>, earlier_revision: i64) -> bool {
+        let Some((length, revision)) = self.0 else {
+            return false;
+        };
+        let upper_bound = length.saturating_sub(earlier_revision.max(revision));
+        lead.is_none_or(|lead| lead > upper_bound)
     }
 }
 
@@ -93,16 +95,16 @@ mod tests {
         let (young, later, restored) = (log(4, 1), log(78, 72), log(4, 52));
         let lead = young.lead_reached(1);
         assert_eq!(lead, Some(3));
-        assert!(!later.is_later_than(lead, 72));
-        assert!(restored.is_later_than(lead, 52));
+        assert!(!later.shows_end_of(lead, 72));
+        assert!(restored.shows_end_of(lead, 52));
         // The restored cluster is restored again.
         let lead = restored.lead_reached(52);
-        assert!(!log(12, 58).is_later_than(lead, 58));
-        assert!(log(4, 58).is_later_than(lead, 58));
+        assert!(!log(12, 58).shows_end_of(lead, 58));
+        assert!(log(4, 58).shows_end_of(lead, 58));
         // Writes between the response and the status do not hide the restore.
-        assert!(log(14, 68).is_later_than(lead, 58));
-        assert!(!Log(None).is_later_than(lead, 58) && !Log(None).is_later_than(None, 58));
-        assert!(restored.is_later_than(None, 52));
+        assert!(log(14, 68).shows_end_of(lead, 58));
+        assert!(!Log(None).shows_end_of(lead, 58) && !Log(None).shows_end_of(None, 58));
+        assert!(restored.shows_end_of(None, 52));
     }
 
     #[test]
@@ -112,7 +114,7 @@ mod tests {
         // read.
         let lead = Log(Some((10, 7))).lead_reached(12);
         assert_eq!(lead, Some(-2));
-        assert!(!Log(Some((15, 7))).is_later_than(Some(3), 7));
+        assert!(!Log(Some((15, 7))).shows_end_of(Some(3), 7));
     }
 
     #[test]

@@ -85,6 +85,7 @@ pub struct EtcdBackend {
     acquisitions: Semaphore,
 }
 
+/// Error for a driver that is newer than this store.
 #[derive(Debug, thiserror::Error)]
 #[error("the lease store does not know this step: update tower-fence-etcd")]
 struct UnknownStep;

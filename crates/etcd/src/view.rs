@@ -18,11 +18,13 @@ pub(crate) struct View {
     pub(crate) row: Row,
     /// The key that blocks the resource: that of a lease, or a key of another program.
     pub(crate) blocked_by: Option<KeyValue>,
+    /// The lease with that key, or `None` if another program has written the key.
     pub(crate) lease: Option<FoundLease>,
     /// The number of waiting requests.
     pub(crate) waiting: u64,
     /// The revision in which the first waiting request joined the queue, if it was read.
     pub(crate) first: Option<i64>,
+    /// The position under the stored lease id, if it was read.
     pub(crate) position: Option<FoundPosition>,
 }
 
