@@ -188,12 +188,15 @@ impl Leases for HttpLeases {
             }
             return granted;
         }
-        if !matches!(
+        // After these errors, the issuer may have granted the lease, so the guard releases it.
+        let may_be_granted = matches!(
             granted,
             Err(LeaseError::Unavailable(_)
                 | LeaseError::Misconfigured(_)
                 | LeaseError::Exhausted { .. })
-        ) && let Some(unanswered) = &mut unanswered
+        );
+        if let Some(unanswered) = &mut unanswered
+            && !may_be_granted
         {
             unanswered.keep();
         }

@@ -129,6 +129,8 @@ pub struct Issuer<L> {
 
 /// Maximum time for which a resource may stay blocked after a lease has expired.
 const LOCK_DELAY_LIMIT: Duration = Duration::from_secs(60);
+/// Minimum duration of a request that counts as having waited in the queue.
+const WAITED: Duration = Duration::from_millis(20);
 
 impl<L: Leases> Issuer<L> {
     /// Creates an issuer with the default limits.
@@ -262,9 +264,6 @@ impl<L: Leases> Issuer<L> {
     }
 }
 
-/// Minimum duration of a request that counts as having waited in the queue.
-const WAITED: Duration = Duration::from_millis(20);
-
 /// Returns a duration of `ms` milliseconds (default 0). Refuses a value above `limit`.
 fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Rejection> {
     let time = Duration::from_millis(ms.unwrap_or(0));
@@ -298,6 +297,7 @@ async fn acquire<L: Leases>(
     let asked_at = Instant::now();
     let (owner, may_wait) = (request.owner.clone(), !request.wait.is_zero());
     let is_closed = may_wait && issuer.closed.clone().now_or_never().is_some();
+    // A closed issuer still grants a free lease, but no request waits.
     if is_closed {
         request.wait = Duration::ZERO;
     }

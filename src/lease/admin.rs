@@ -21,8 +21,10 @@ pub trait LeaseAdmin: Leases {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] with the field `cursor` if no earlier page returned `cursor`.
+    /// - [`LeaseError::Invalid`] with the field `cursor` if this store cannot have returned
+    ///   `cursor`.
     /// - [`LeaseError::Unavailable`] if the store is unreachable.
+    /// - [`LeaseError::Misconfigured`] if the store is not set up correctly.
     fn list(
         &self,
         limit: usize,
@@ -40,7 +42,8 @@ pub trait LeaseAdmin: Leases {
     ///
     /// # Errors
     ///
-    /// Returns [`LeaseError::Unavailable`] if the store is unreachable.
+    /// - [`LeaseError::Unavailable`] if the store is unreachable.
+    /// - [`LeaseError::Misconfigured`] if the store is not set up correctly.
     fn break_lease(
         &self,
         resource: &Resource,

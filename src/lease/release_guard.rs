@@ -10,13 +10,6 @@ use tokio::{
 use super::{Lease, LeaseError, LeaseId, Leases};
 use crate::{time::after, token::Resource};
 
-/// Returns the first and the longest pause between the attempts to release a lease. Each pause is
-/// twice as long as the previous one. The number of attempts hardly depends on `retry_for`.
-fn pauses(retry_for: Duration) -> (Duration, Duration) {
-    let first = (retry_for / 100).clamp(Duration::from_millis(50), Duration::from_secs(1));
-    (first, (retry_for / 8).max(first))
-}
-
 /// Guard that releases a lease in the background when it is dropped. By default, a failed release
 /// is not retried, and the lease expires; see [`retry_for`](Self::retry_for).
 pub(crate) struct ReleaseGuard<L: Leases> {
@@ -98,6 +91,13 @@ async fn release<L: Leases>(
             released => return released,
         }
     }
+}
+
+/// Returns the first and the longest pause between the attempts to release a lease. Each pause is
+/// twice as long as the previous one. The number of attempts hardly depends on `retry_for`.
+fn pauses(retry_for: Duration) -> (Duration, Duration) {
+    let first = (retry_for / 100).clamp(Duration::from_millis(50), Duration::from_secs(1));
+    (first, (retry_for / 8).max(first))
 }
 
 /// Spawner of clean-up tasks. It uses the runtime in which the request is dropped or, outside of

@@ -23,6 +23,7 @@ pub struct Acquire {
     /// that cannot check tokens. The delay gives the holder time to detect the loss of the lease.
     /// (Chubby and Consul call this lock-delay.)
     pub lock_delay: Duration,
+    /// Whether the caller has chosen the id, and may retry.
     pub(crate) chosen_id: bool,
 }
 

@@ -16,8 +16,11 @@ pub trait Leases: Send + Sync + 'static {
     /// - [`LeaseError::TooManyWaiters`] if too many requests are already waiting.
     /// - [`LeaseError::Exhausted`] if grants are announced, and the resource has received the
     ///   highest possible token.
+    /// - [`LeaseError::Invalid`] if the store does not accept a value of the request.
     /// - [`LeaseError::Unavailable`] if the store or its source of epochs is unreachable. In this
     ///   case, the lease may have been granted, and a retry with the same lease id returns it.
+    /// - [`LeaseError::Misconfigured`] if the store or its source of epochs is not set up
+    ///   correctly.
     ///
     /// # Cancel safety
     ///
@@ -40,7 +43,11 @@ pub trait Leases: Send + Sync + 'static {
     ///   the lease.
     /// - [`LeaseError::Exhausted`] if a new token is requested, and no token is left above the
     ///   lease's token.
-    /// - [`LeaseError::Unavailable`] if the store is unreachable.
+    /// - [`LeaseError::Invalid`] if the store does not accept a value of the request, for example
+    ///   because it does not support [`Renew::at_least`].
+    /// - [`LeaseError::Unavailable`] if the store or its source of epochs is unreachable.
+    /// - [`LeaseError::Misconfigured`] if the store or its source of epochs is not set up
+    ///   correctly.
     fn renew(
         &self,
         resource: &Resource,
@@ -55,6 +62,7 @@ pub trait Leases: Send + Sync + 'static {
     /// - [`LeaseError::Lost`] if the lease is not held under this id. A lease of a later holder is
     ///   not affected.
     /// - [`LeaseError::Unavailable`] if the store is unreachable.
+    /// - [`LeaseError::Misconfigured`] if the store is not set up correctly.
     fn release(
         &self,
         resource: &Resource,
@@ -65,7 +73,8 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns [`LeaseError::Unavailable`] if the store is unreachable.
+    /// - [`LeaseError::Unavailable`] if the store is unreachable.
+    /// - [`LeaseError::Misconfigured`] if the store is not set up correctly.
     fn inspect(
         &self,
         resource: &Resource,

@@ -119,6 +119,7 @@ impl Gateway {
         self.answer(path, body, false, None).await
     }
 
+    /// Sends a request like [`attempts`](Self::attempts), and parses the response.
     async fn answer<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -147,7 +148,8 @@ impl Gateway {
     }
 
     /// Sends a request to one endpoint after the other until one of them responds. Begins at the
-    /// endpoint `from`, or at the current one.
+    /// endpoint `from`, or at the current one. If `repeats` is false, sends the request to only one
+    /// endpoint.
     async fn attempts<T>(
         &self,
         path: &str,
@@ -330,6 +332,7 @@ impl Stream {
     }
 }
 
+/// Reads the whole body of a response.
 async fn read(mut response: Response) -> Result<Vec<u8>, Failure> {
     let mut answer = vec![];
     while let Some(chunk) = response.chunk().await.map_err(Failure::request)? {

@@ -166,7 +166,7 @@ impl Backend for EtcdBackend {
     }
 
     async fn follow(&self, resource: &Resource) -> Result<(), LeaseError> {
-        self.watch(resource);
+        self.begin_watch(resource);
         Ok(())
     }
 

@@ -76,8 +76,8 @@ impl EtcdBackend {
         Ok(())
     }
 
-    /// Watches a resource from now on.
-    pub(crate) fn watch(&self, resource: &Resource) {
+    /// Begins to watch a resource, unless it is already watched.
+    pub(crate) fn begin_watch(&self, resource: &Resource) {
         if let Some(followed) = &*self.followed() {
             // If the receiver has been dropped, this process no longer listens, and the request
             // cannot take a position either.
@@ -148,6 +148,7 @@ impl Etcd {
         }
     }
 
+    /// Watches a resource until the future is dropped.
     async fn watch(&self, resource: Resource, turns: &Turns) {
         let mut queue = WatchedQueue::default();
         loop {

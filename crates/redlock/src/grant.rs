@@ -29,7 +29,8 @@ use super::{
 const PROPOSAL_LEAD: i64 = 16;
 
 /// Returns the remaining time of a lease, minus 1 % of its TTL and 2 ms, because the clocks of the
-/// nodes run at different speeds. Redlock subtracts the same amount.
+/// nodes run at different speeds. Redlock subtracts the same amount. Returns `None` if no time is
+/// left.
 pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
     let left = ttl.checked_sub(drift)?.checked_sub(since.elapsed())?;
@@ -76,7 +77,8 @@ impl QuorumBackend {
         seen: Seen<'_>,
         sets_keys: &mut bool,
     ) -> Result<Reply, LeaseError> {
-        let (nodes, began, proposal) = (&self.nodes, Instant::now(), proposal(seen));
+        let (nodes, began) = (&self.nodes, Instant::now());
+        let proposal = proposal(seen);
         let take = |_| Some(nodes.scripts().take(subject, ask, attempt, proposal));
         let answers = nodes.ask(subject.source(), take).await?;
         let taken = answers.taken();

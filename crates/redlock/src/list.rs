@@ -60,23 +60,24 @@ impl QuorumBackend {
         if !answers.are_enough() {
             return Err(answers.no_majority());
         }
-        let places = resources.into_iter().enumerate();
-        let held = places.filter_map(|(place, resource)| {
+        let held = resources.into_iter().enumerate();
+        let held = held.filter_map(|(index, resource)| {
             // A lease is also listed if it has a majority only together with nodes that have not
             // replied.
-            let held = held_by(&answers, place, answers.needed())?;
+            let held = held_by(&answers, index, answers.needed())?;
             Some((resource, held))
         });
         Ok(Page::new(held.collect(), cursor))
     }
 }
 
-/// Returns the lease that `needed` nodes have, under the same lease id and with the same token.
-pub(crate) fn held_by(answers: &Answers, place: usize, needed: usize) -> Option<Held> {
+/// Returns the lease that `needed` nodes have, under the same lease id and with the same token, on
+/// the resource with this index in the replies.
+pub(crate) fn held_by(answers: &Answers, index: usize, needed: usize) -> Option<Held> {
     let mut held: HashMap<(&str, Token), Vec<_>> = HashMap::new();
     for (_, answer) in &answers.given {
         if let Answer::Found(answers) = answer
-            && let Some(Some(found)) = answers.get(place)
+            && let Some(Some(found)) = answers.get(index)
             && let Found {
                 lease,
                 token: Some(token),

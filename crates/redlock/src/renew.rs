@@ -119,6 +119,7 @@ impl QuorumBackend {
         grant: Grant,
     ) -> Result<Reply, LeaseError> {
         let (nodes, began) = (&self.nodes, Instant::now());
+        // A renewal has no ticket, so its attempt gets a random one.
         let attempt = self.attempts.next(rand::random_range(1..=i64::MAX));
         let retake = |_| {
             let scripts = nodes.scripts();

@@ -136,6 +136,8 @@ impl<B: Backend> Pending<B> {
     async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
         let busy_until = deadline + AFTER_WAIT_BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
+        // Whether a timer has caused this attempt. If the store is then unavailable, the request
+        // keeps waiting.
         let mut is_poll = false;
         let turns = self.driver.turns.clone();
         if self.position.is_none() && Instant::now() < deadline && turns.has_waiters(&self.resource)

@@ -15,7 +15,8 @@ impl Driver<RedisBackend> {
     ///
     /// # Errors
     ///
-    /// Returns [`LeaseError::Unavailable`] with the reason.
+    /// Returns [`LeaseError::Unavailable`] with the reason, or [`LeaseError::Misconfigured`] if the
+    /// server cannot be used.
     #[doc(hidden)]
     pub async fn check_writes(&self) -> Result<(), LeaseError> {
         let scripts = &self.backend().scripts;
