@@ -162,7 +162,7 @@ impl Backend for EtcdBackend {
     }
 
     async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
-        self.hear(turns).await
+        self.report_turns(turns).await
     }
 
     async fn follow(&self, resource: &Resource) -> Result<(), LeaseError> {

@@ -1,6 +1,6 @@
 //! Positions in the queue of a resource: a range of keys, in the order in which they were created.
 //!
-//! All positions of a process share one etcd lease, which [`hear`](crate::watch) keeps alive. The
+//! All positions of a process share one etcd lease, which [`watch`](crate::watch) keeps alive. The
 //! id of that etcd lease is the name of the listener. If the process exits or is frozen, its
 //! positions expire, and the waiter behind them moves up.
 

@@ -62,7 +62,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 impl EtcdBackend {
     /// Reports turns until no request waits, or the positions have expired.
-    pub(crate) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
+    pub(crate) async fn report_turns(&self, turns: &Turns) -> Result<(), LeaseError> {
         let etcd = &self.etcd;
         let positions = random_id();
         etcd.make_lease(positions, POSITION_TTL).await?;
@@ -188,11 +188,11 @@ impl Etcd {
             } }),
         ];
         let mut stream = self.gateway.open("/v3/watch", &watches).await?;
-        let (endpoint, mut heard_at) = (self.gateway.current(), Instant::now());
+        let (endpoint, mut received_at) = (self.gateway.current(), Instant::now());
         // After `LONGEST_SILENCE` without a message, the queue is read again. If the calls of this
         // process go to another endpoint by now, the queue is read after `SILENCE`, because the
         // endpoint of the watch may no longer respond.
-        while heard_at.elapsed() < LONGEST_SILENCE {
+        while received_at.elapsed() < LONGEST_SILENCE {
             let next = stream.next::<Streamed<WatchAnswer>>();
             let Ok(answer) = timeout(SILENCE, next).await else {
                 if self.gateway.current() != endpoint {
@@ -200,7 +200,7 @@ impl Etcd {
                 }
                 continue;
             };
-            heard_at = Instant::now();
+            received_at = Instant::now();
             let Some(Streamed { result }) = answer else {
                 self.memory.note_stray();
                 break;

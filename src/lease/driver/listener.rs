@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Whether this process receives notifications: the name under which the store sends them, or the
 /// error of the last attempt to connect. `None` before the first attempt ends, and between
 /// attempts.
-pub(super) type Hears = Option<Result<Arc<str>, LeaseError>>;
+pub(super) type Listening = Option<Result<Arc<str>, LeaseError>>;
 
 /// Handle of the task that receives notifications. The task is aborted when the handle is dropped.
 pub(super) struct Listener {
@@ -52,13 +52,13 @@ impl Listener {
         &self,
         store: &Arc<Store<B>>,
     ) -> Result<Arc<str>, LeaseError> {
-        let mut state = self.turns.0.hears.subscribe();
+        let mut state = self.turns.0.listening.subscribe();
         self.begin(store);
         self.turns.0.wanted.notify_one();
-        let hears = timeout(LISTEN_TIMEOUT, state.wait_for(Option::is_some)).await;
-        let hears = hears.ok().and_then(Result::ok);
-        let hears = hears.and_then(|hears| hears.clone());
-        hears.unwrap_or_else(|| Err(LeaseError::unavailable(NotHeard)))
+        let listening = timeout(LISTEN_TIMEOUT, state.wait_for(Option::is_some)).await;
+        let listening = listening.ok().and_then(Result::ok);
+        let listening = listening.and_then(|listening| listening.clone());
+        listening.unwrap_or_else(|| Err(LeaseError::unavailable(NotListening)))
     }
 
     /// Starts the task unless it is running.
@@ -66,8 +66,8 @@ impl Listener {
         // No code panics while the lock is held.
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(AbortHandle::is_finished) {
-            let hearing = hear(Arc::clone(store), self.turns.clone());
-            *task = Some(tokio::spawn(hearing).abort_handle());
+            let receiving = receive(Arc::clone(store), self.turns.clone());
+            *task = Some(tokio::spawn(receiving).abort_handle());
         }
     }
 }
@@ -83,8 +83,8 @@ impl Drop for Listener {
 
 /// Receives notifications. Opens a connection when a request is about to wait, and opens another
 /// one for a later request if the connection was lost or could not be opened.
-async fn hear<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
-    let state = &turns.0.hears;
+async fn receive<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
+    let state = &turns.0.listening;
     loop {
         // The connection is opened only when a request waits.
         turns.0.wanted.notified().await;
@@ -115,4 +115,4 @@ async fn hear<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
 /// Error for notifications that did not arrive before the timeout.
 #[derive(Debug, thiserror::Error)]
 #[error("this process does not receive notifications from the lease store yet")]
-struct NotHeard;
+struct NotListening;

@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::listener::Hears;
+use super::listener::Listening;
 use crate::{announce::LeaseDigest, lease::backend::Ask, token::Resource};
 
 /// Maximum time until the first request retries, regardless of the store's replies. If the store
@@ -44,7 +44,7 @@ pub(super) struct Shared {
     /// One permit per position that is kept for a client that may retry. Their number is a tenth of
     /// the number of `permits`, so that clients that never retry cannot use up all `permits`.
     kept: Arc<Semaphore>,
-    pub(super) hears: watch::Sender<Hears>,
+    pub(super) listening: watch::Sender<Listening>,
     /// Notified when a request is about to wait.
     pub(super) wanted: Notify,
 }
@@ -141,7 +141,7 @@ impl Turns {
             max_waiters,
             permits: Arc::new(Semaphore::new(permits)),
             kept: Arc::new(Semaphore::new(permits.div_ceil(10))),
-            hears: watch::Sender::new(None),
+            listening: watch::Sender::new(None),
             wanted: Notify::default(),
         }))
     }
@@ -150,7 +150,7 @@ impl Turns {
     /// store notifies this process.
     pub fn ready(&self, listener: impl AsRef<str>) {
         self.0
-            .hears
+            .listening
             .send_replace(Some(Ok(listener.as_ref().into())));
     }
 

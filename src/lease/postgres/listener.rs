@@ -56,7 +56,7 @@ impl Listener<'_> {
         let connected = timeout(self.answer_timeout, self.connect()).await;
         let session = connected.map_err(|_| LeaseError::unavailable(silent()))??;
         turns.ready(session.number.to_string());
-        self.hear(session, turns).await;
+        self.receive(session, turns).await;
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl Listener<'_> {
     }
 
     /// Passes notifications on until the connection is lost.
-    async fn hear(&self, mut session: Session, turns: &Turns) {
+    async fn receive(&self, mut session: Session, turns: &Turns) {
         let mut next_poll = Instant::now() + POLL_INTERVAL;
         let silence = POLL_INTERVAL + 2 * self.answer_timeout;
         let mut notified_at = Instant::now();

@@ -30,55 +30,59 @@ use super::{
     answer::parse_ms,
     connection::Connection,
     list::resource_of_key,
-    store::{Hearing, RedisBackend},
+    store::{RedisBackend, Subscriptions},
 };
 use crate::lease::{LeaseError, Turns};
 
 /// Interval at which the connection is checked while requests wait.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// Removes the listening connection when the listener ends or is dropped.
-struct HearingGuard<'a>(&'a RedisBackend);
+/// Guard that removes the listening connection when the listener ends or is dropped.
+struct SubscriptionsGuard<'a>(&'a RedisBackend);
 
-impl Drop for HearingGuard<'_> {
+impl Drop for SubscriptionsGuard<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.hearing) = None;
+        *lock(&self.0.subscriptions) = None;
     }
 }
 
 impl RedisBackend {
     /// Makes sure that this process is subscribed to a partition.
     pub(super) async fn subscribe(&self, partition: u8) -> Result<(), LeaseError> {
-        let not_heard = || LeaseError::unavailable(NotHeard);
-        let hearing = lock(&self.hearing).clone().ok_or_else(not_heard)?;
-        if lock(&hearing.partitions).contains(&partition) {
+        let not_listening = || LeaseError::unavailable(NotListening);
+        let subscriptions = lock(&self.subscriptions)
+            .clone()
+            .ok_or_else(not_listening)?;
+        if lock(&subscriptions.partitions).contains(&partition) {
             return Ok(());
         }
-        let (_, outcome) = self.subscribe_to(&hearing.subscriber, partition).await;
+        let (_, outcome) = self
+            .subscribe_to(&subscriptions.subscriber, partition)
+            .await;
         outcome.map_err(|error| self.scripts.server().unavailable(error))?;
-        lock(&hearing.partitions).insert(partition);
+        lock(&subscriptions.partitions).insert(partition);
         // The listening connection may have been replaced in the meantime. The new one does not
         // have this subscription.
-        let current = lock(&self.hearing);
+        let current = lock(&self.subscriptions);
         let is_current = current
             .as_ref()
-            .is_some_and(|now| Arc::ptr_eq(now, &hearing));
-        is_current.then_some(()).ok_or_else(not_heard)
+            .is_some_and(|now| Arc::ptr_eq(now, &subscriptions));
+        is_current.then_some(()).ok_or_else(not_listening)
     }
 
     /// Receives notifications for all waiters on one connection, until the connection is lost or
     /// leads to the wrong server. The connection has no subscriptions at first.
-    pub(super) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
+    pub(super) async fn receive(&self, turns: &Turns) -> Result<(), LeaseError> {
         let server = self.scripts.server();
         let mut changes = server.changes();
         let (sender, mut pushes) = mpsc::unbounded_channel();
         let connected = server.subscriber(sender).await;
-        let hearing = Arc::new(Hearing {
+        let subscriptions = Arc::new(Subscriptions {
             subscriber: connected.map_err(|error| server.unavailable(error))?,
             partitions: Mutex::default(),
         });
-        *lock(&self.hearing) = Some(Arc::clone(&hearing));
-        let _guard = HearingGuard(self);
+        *lock(&self.subscriptions) = Some(Arc::clone(&subscriptions));
+        let _guard = SubscriptionsGuard(self);
         turns.ready(&self.issuer);
         // Heartbeats run concurrently with receiving, because in a cluster, other servers may send
         // messages while one server does not respond.
@@ -91,7 +95,7 @@ impl RedisBackend {
                         if !server.source.is_cluster() {
                             return Ok(());
                         }
-                        lock(&hearing.partitions).remove(&partition);
+                        lock(&subscriptions.partitions).remove(&partition);
                         // All waiters retry, although only those of this partition must. An
                         // unnecessary retry does no harm.
                         turns.call_all();
@@ -115,9 +119,11 @@ impl RedisBackend {
                 () = sleep_until(next_beat) => {
                     // A repeated subscription has no effect, but the server must answer it.
                     if !turns.resources().is_empty() && beats.is_empty() {
-                        let partitions = lock(&hearing.partitions);
+                        let partitions = lock(&subscriptions.partitions);
                         let again = partitions.iter();
-                        beats.extend(again.map(|one| self.subscribe_to(&hearing.subscriber, *one)));
+                        beats.extend(again.map(|one| {
+                            self.subscribe_to(&subscriptions.subscriber, *one)
+                        }));
                     }
                     next_beat = Instant::now() + HEARTBEAT;
                 }
@@ -170,4 +176,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Error for a listening connection that is not open.
 #[derive(Debug, thiserror::Error)]
 #[error("the listening connection is not open yet")]
-struct NotHeard;
+struct NotListening;

@@ -48,11 +48,11 @@ pub struct RedisBackend {
     /// The last part of the names of this process's own channels.
     pub(super) issuer: Box<str>,
     /// The listening connection, while it is open.
-    pub(super) hearing: Mutex<Option<Arc<Hearing>>>,
+    pub(super) subscriptions: Mutex<Option<Arc<Subscriptions>>>,
 }
 
 /// Listening connection, with the partitions to which it is subscribed.
-pub(super) struct Hearing {
+pub(super) struct Subscriptions {
     pub(super) subscriber: Connection,
     pub(super) partitions: Mutex<BTreeSet<u8>>,
 }
@@ -62,7 +62,7 @@ impl RedisBackend {
         Self {
             scripts,
             issuer: LeaseId::random().expose().into(),
-            hearing: Mutex::default(),
+            subscriptions: Mutex::default(),
         }
     }
 }
@@ -110,7 +110,7 @@ impl Backend for RedisBackend {
     }
 
     async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
-        self.hear(turns).await
+        self.receive(turns).await
     }
 
     fn key_prefix(&self) -> &str {

@@ -172,7 +172,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "redis queue: the store reports that it listens before it does",
         file: "lease/redis/listener.rs",
-        code: "lock(&hearing.partitions).contains(&partition)",
+        code: "lock(&subscriptions.partitions).contains(&partition)",
         broken: "true",
     },
     Mutant {

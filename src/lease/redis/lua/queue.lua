@@ -113,13 +113,13 @@ local function hand_over(now, was_held)
       return false
     end
     local ticket, channel, owner = waiter(id)
-    local hears = channel and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0
-    if hears then
+    local listens = channel and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0
+    if listens then
       -- Set this field before the waiter leaves, because an empty hash would lose its time to live.
       redis.call('HSET', WAITERS, UNCONFIRMED, channel)
     end
     redis.call('HDEL', WAITERS, id)
-    if hears then
+    if listens then
       local lease = {id = id, ticket = ticket, delay = 0, since = ARGV[5], owner = owner}
       take_token(lease, now)
       publish_end(put(lease, CONFIRM_MS))
