@@ -78,7 +78,8 @@ pub trait Backend: Send + Sync + 'static {
         seen: Seen<'_>,
     ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send;
 
-    /// Lists about `limit` held leases, starting after the page with this cursor.
+    /// Lists at most `limit` held leases, starting after the page with this cursor. If `limit` is
+    /// 0, lists at most one.
     ///
     /// A lease that is held during the whole listing must be on one of its pages, even if other
     /// leases end in the meantime.

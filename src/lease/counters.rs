@@ -29,6 +29,7 @@ use crate::{
 /// Minimum interval at which an epoch is re-reported to its source.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
+/// Source of epochs, and the state of each partition that this process has seen.
 pub(super) struct KnownCounters {
     epochs: Arc<dyn Epochs>,
     source: OnceFlight<SourceId>,

@@ -22,8 +22,8 @@ impl SingleFlight {
     ///
     /// # Errors
     ///
-    /// Returns the failure of an attempt that ended during the wait. Therefore no caller waits
-    /// longer than one attempt takes.
+    /// Returns the failure of an attempt that ended during the wait. Therefore the callers that
+    /// wait for a failing attempt do not repeat it one after the other.
     pub(super) async fn begin(&self) -> Result<Flight<'_>, LeaseError> {
         let asked_at = Instant::now();
         let last = self.0.lock().await;

@@ -13,12 +13,13 @@
 //!    process has seen. In this case the store takes an epoch from
 //!    [`Epochs`](tower_fence::epochs::Epochs) and begins it on a blank counter.
 //! 4. A grant takes three calls: LeaseGrant, a transaction that compares the counter and the
-//!    incarnation, and a Status call, which shows whether etcd was restored from a snapshot. A
-//!    release takes one LeaseRevoke in the process that granted or renewed the lease, and two calls
-//!    in any other process.
-//! 5. A renewal takes KeepAlive, a transaction that reads the key, and a Status call. A lease is
-//!    valid only if its token comes from the current counter. If a lease was restored from a
-//!    snapshot, its holder has lost it, but it blocks its resource for the rest of its time.
+//!    incarnation, and a Status call, which shows whether etcd was restored from a snapshot. If the
+//!    lease has no lock delay, its release takes one LeaseRevoke in the process that granted or
+//!    renewed it, and two calls in any other process.
+//! 5. In that process, a renewal of such a lease with the same TTL and token takes KeepAlive, a
+//!    transaction that reads the key, and a Status call. A lease is valid only if its token comes
+//!    from the current counter. If a lease was restored from a snapshot, its holder has lost it,
+//!    but it blocks its resource for the rest of its time.
 //! 6. The queue is a range of keys in the order in which they were created. A process watches the
 //!    queues in which its own requests wait, and keeps all their positions alive with one etcd
 //!    lease.

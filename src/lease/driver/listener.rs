@@ -86,7 +86,6 @@ impl Drop for Listener {
 async fn receive<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
     let state = &turns.0.listening;
     loop {
-        // The connection is opened only when a request waits.
         turns.0.wanted.notified().await;
         let listened = store.backend.listen(&turns).await;
         if matches!(&*state.borrow(), Some(Ok(_))) {
