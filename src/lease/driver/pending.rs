@@ -174,8 +174,9 @@ impl<B: Backend> Pending<B> {
                     self.note_blocked(left);
                     self.queued = false;
                     if self.is_unnotified {
+                        // Each request without notifications polls.
                         poll_at = Some(after(jitter(LONGEST_PAUSE)));
-                        self.sleep_while_blocked(left);
+                        self.retry_when_free(left);
                     } else {
                         // The store has no queue, so the first waiting request of this process
                         // polls.
@@ -184,7 +185,7 @@ impl<B: Backend> Pending<B> {
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
                 Ok(Reply::Queued { left, joined }) => {
-                    if joined && mem::replace(&mut self.queued, true) {
+                    if joined && self.queued {
                         // The request was already in the queue, so the store has skipped it or lost
                         // the queue. All requests of this process for the resource must join again.
                         turns.call_all_for(&self.resource);
@@ -193,7 +194,7 @@ impl<B: Backend> Pending<B> {
                     poll_at = self.driver.store.backend.poll_interval().map(after);
                     pause = SHORTEST_PAUSE;
                     self.note_blocked(left);
-                    self.sleep_while_blocked(left);
+                    self.retry_when_free(left);
                 }
                 Ok(Reply::Displaced) => {
                     // In the store, the other request has this position.
@@ -257,7 +258,7 @@ impl<B: Backend> Pending<B> {
         self.answered().await.unwrap_or(Ok(Reply::Again))
     }
 
-    /// Waits for the reply to the step in progress.
+    /// Waits for the reply to the step in progress, if there is one.
     async fn answered(&mut self) -> Option<Result<Reply, LeaseError>> {
         let reply = self.call.as_mut()?.await;
         self.call = None;
@@ -314,12 +315,13 @@ impl<B: Backend> Pending<B> {
         Ok(())
     }
 
+    /// Records how long the resource is blocked, for the error of a request that is displaced.
     fn note_blocked(&mut self, left: Duration) {
         self.blocked = (left, Instant::now());
     }
 
-    /// Keeps the requests of this process from retrying while the resource is blocked.
-    fn sleep_while_blocked(&self, left: Duration) {
+    /// Makes the first request of this process retry when the resource is no longer blocked.
+    fn retry_when_free(&self, left: Duration) {
         if let Some(position) = &self.position {
             position.retry_within(left);
         }
@@ -331,6 +333,7 @@ impl<B: Backend> Pending<B> {
         self.position.as_ref().is_some_and(Position::is_displaced)
     }
 
+    /// Returns the error for a request that another request has displaced.
     fn displaced(&self) -> LeaseError {
         let (left, since) = self.blocked;
         LeaseError::held(&self.resource, left.saturating_sub(since.elapsed()))
