@@ -43,6 +43,7 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// fewer than 6,000 requests.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 
+/// HTTP gateway of etcd, at all endpoints.
 pub(crate) struct Gateway {
     client: Client,
     endpoints: Box<[Url]>,
@@ -55,11 +56,13 @@ pub(crate) struct Gateway {
     timeout: Duration,
 }
 
+/// User of etcd's authentication.
 pub(crate) struct Credentials {
     pub(crate) name: String,
     pub(crate) password: Zeroizing<String>,
 }
 
+/// Outcome of the last authentication.
 #[derive(Default)]
 struct Session {
     token: Option<Arc<str>>,

@@ -5,6 +5,7 @@ use tower_fence::Resource;
 
 use crate::messages::Range;
 
+/// Key prefix of the store, and the names that begin with it.
 #[derive(Debug)]
 pub(crate) struct Keys {
     prefix: Box<str>,

@@ -19,6 +19,7 @@ use crate::counter::Counter;
 
 #[derive(Default)]
 pub(crate) struct Memory {
+    /// The counters that were valid when this process last read them, by partition.
     counters: Mutex<HashMap<u8, Counter>>,
     /// Blocked resources for which a request was refused. The next request that does not wait
     /// removes the entry, and reads the resource first.

@@ -24,6 +24,7 @@ use crate::{
 /// Time within which a waiter must confirm a lease that was granted to it.
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 
+/// Partition, on which one step runs at a time.
 #[derive(Default)]
 pub(super) struct Partition {
     counter: Option<Counter>,
@@ -115,6 +116,7 @@ impl Partition {
         Reply::Queued { left, joined }
     }
 
+    /// Renews a lease, with its token or with a new one.
     pub(super) fn renew(&mut self, resource: &Resource, renewal: &Renewal) -> Reply {
         let Some(grant) = self.held_under(resource, &renewal.lease) else {
             return Reply::Lost;
@@ -284,7 +286,8 @@ impl Partition {
         self.grants.insert(resource.clone(), grant);
     }
 
-    /// Returns the current epoch if it has no token left, or 0 if no epoch has begun.
+    /// If an epoch must begin, returns the last epoch, which has no token left, or 0 if no epoch
+    /// has begun.
     pub(super) fn used_up(&self) -> Option<i64> {
         let Some(counter) = &self.counter else {
             return Some(0);
@@ -293,6 +296,7 @@ impl Partition {
         next.is_none().then_some(counter.epoch.get())
     }
 
+    /// Takes the next token. If an epoch must begin first, returns the last epoch as the error.
     fn next_token(&mut self) -> Result<Token, i64> {
         let Some(counter) = &mut self.counter else {
             return Err(0);
@@ -347,6 +351,7 @@ impl Partition {
 }
 
 impl Grant {
+    /// Returns whether the lease is held, and not in its lock delay.
     fn holds(&self) -> bool {
         self.ends > Instant::now()
     }

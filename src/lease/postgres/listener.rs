@@ -37,7 +37,9 @@ use crate::{
 /// Interval at which the queues are checked while requests wait.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Receiver of notifications.
 pub(super) struct Listener<'a> {
+    /// The options of the listening connection.
     pub(super) options: PgConnectOptions,
     pub(super) functions: &'a Functions,
     /// The timeout for a response of the database.

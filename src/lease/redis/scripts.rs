@@ -39,6 +39,7 @@ macro_rules! script {
     };
 }
 
+/// Scripts of a store, with its server and its key prefix.
 pub(super) struct Scripts {
     server: Server,
     /// Set when the server has passed the checks.
@@ -287,6 +288,7 @@ impl Scripts {
     }
 }
 
+/// Returns the time by the clock of this process.
 fn seconds_since_1970() -> u64 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     time.map_or(0, |time| time.as_secs())

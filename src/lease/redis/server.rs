@@ -13,6 +13,7 @@ use tokio::{
 use super::{connection::Connection, script::Call, source::Source};
 use crate::{lease::LeaseError, time::after};
 
+/// Server or cluster of a store, with the connections for commands.
 pub(super) struct Server {
     pub(super) source: Source,
     connections: Mutex<Connections>,

@@ -10,6 +10,7 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::connection::Connection;
 
+/// Servers of a store, to which connections are opened.
 pub(super) struct Source {
     servers: Servers,
     /// The addresses of the servers without passwords, for error messages.

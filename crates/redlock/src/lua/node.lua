@@ -134,6 +134,7 @@ local function value_of(lease)
     .. ':' .. digits(lease.delay) .. ':' .. lease.owner
 end
 
+-- Returns whether the key of a lease was taken by this attempt.
 local function is_attempt(lease, number, ticket)
   return lease.number == number and lease.ticket == ticket
 end

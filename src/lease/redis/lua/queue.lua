@@ -32,6 +32,7 @@ local function parse(value)
   }
 end
 
+-- Returns the lease of the resource, or nil if the resource is free.
 local function current()
   return parse(redis.call('GET', LEASE))
 end
@@ -82,6 +83,7 @@ local function waiter(id)
   return string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n([^\n]*)\n(.*)$')
 end
 
+-- Removes the waiter under an id from the queue.
 local function leave(id)
   redis.call('ZREM', QUEUE, id)
   redis.call('HDEL', WAITERS, id)
