@@ -303,16 +303,22 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless the text is a resource name.';
 
--- This function works only if its caller is called directly by a statement, and not by another
--- function. In the simple query protocol, the function raises the warning if the statement begins
--- its transaction and is the only statement of its message. In the extended query protocol, it
--- raises the warning if the portal of the statement begins the transaction. If the client parses
--- the statement in the same batch, the function cannot detect that the statement is outside of a
--- transaction. Callers set the search_path, because a setting here would cost more than the
--- function itself.
+-- There is no warning if another function calls the caller. In the simple query protocol, the
+-- function raises the warning if the statement begins its transaction and is the only statement of
+-- its message. In the extended query protocol, it raises the warning if the portal of the statement
+-- begins the transaction. If the client parses the statement in the same batch, the function cannot
+-- detect that the statement is outside of a transaction. Callers set the search_path, because a
+-- setting here would cost more than the function itself.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
+DECLARE
+    context text;
 BEGIN
+    -- If a statement calls the caller, these are this function, its call, and the caller.
+    GET DIAGNOSTICS context = PG_CONTEXT;
+    IF cardinality(string_to_array(context, E'\n')) > 3 THEN
+        RETURN true;
+    END IF;
     IF (CASE WHEN statement_timestamp() = transaction_timestamp()
         THEN position(';' IN rtrim(current_query(), E'; \t\r\n')) = 0
         ELSE EXISTS (
@@ -433,7 +439,6 @@ COMMENT ON FUNCTION tower_fence.max_token_after(bigint, bigint, bigint, bigint) 
 CREATE FUNCTION tower_fence.catch_up_partition(partition smallint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = on AS $fence$
-#variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
     before text;
@@ -479,7 +484,6 @@ COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
 CREATE FUNCTION tower_fence.catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
     own_partition smallint;
@@ -524,7 +528,6 @@ CREATE FUNCTION tower_fence.stale_up_to(
     resource text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 BEGIN
     by_floor := false;
     SELECT r.max_token,
@@ -552,7 +555,6 @@ COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
 -- replaces this function and the next one, but not their callers.
 CREATE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
-#variable_conflict use_column
 BEGIN
     RETURN (
         SELECT l.floor FROM tower_fence.floors AS l
@@ -642,13 +644,8 @@ CREATE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean 
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     answer record;
-    context text;
 BEGIN
-    -- The context has one line if no other function calls this one.
-    GET DIAGNOSTICS context = PG_CONTEXT;
-    IF position(E'\n' IN context) = 0 THEN
-        PERFORM tower_fence.warn_outside_transaction('admit');
-    END IF;
+    PERFORM tower_fence.warn_outside_transaction('admit');
     FOR attempt IN 1 .. 3 LOOP
         SELECT a.* INTO answer FROM tower_fence.try_admit(admit.resource, admit.token, admit.reusable) AS a;
         IF answer.outcome = 'admitted' THEN
@@ -764,16 +761,11 @@ COMMENT ON FUNCTION tower_fence.header_tokens(text) IS
 
 CREATE FUNCTION tower_fence.admit_header(field text, resource text, reusable boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_variable
 DECLARE
-    context text;
     found_tokens record;
     own_token bigint;
 BEGIN
-    GET DIAGNOSTICS context = PG_CONTEXT;
-    IF position(E'\n' IN context) = 0 THEN
-        PERFORM tower_fence.warn_outside_transaction('admit_header');
-    END IF;
+    PERFORM tower_fence.warn_outside_transaction('admit_header');
     PERFORM tower_fence.check_resource(resource);
     SELECT count(*) AS number, count(h.resource) AS named, max(h.token) FILTER (
         WHERE h.resource IS NULL OR h.resource = admit_header.resource
@@ -1264,7 +1256,6 @@ COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
 -- server may have lost the effect of such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
     before text;
@@ -1309,9 +1300,7 @@ BEGIN
     -- resources. Such a transaction may write to further resources, and may then need to lock their
     -- floors. All other writes wait for this lock, so lock_timeout limits the wait.
     LOCK TABLE tower_fence.resources IN EXCLUSIVE MODE;
-    FOR number IN 0 .. 255 LOOP
-        PERFORM tower_fence.after_failover_of(number::smallint);
-    END LOOP;
+    PERFORM tower_fence.after_failover_of(number::smallint) FROM generate_series(0, 255) AS number;
     RETURN true;
 END
 $fence$;
@@ -1328,9 +1317,7 @@ RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, 
 BEGIN
     PERFORM tower_fence.wait_for_disk();
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
-    FOR number IN 0 .. 255 LOOP
-        PERFORM tower_fence.catch_up_partition(number::smallint);
-    END LOOP;
+    PERFORM tower_fence.catch_up_partition(number::smallint) FROM generate_series(0, 255) AS number;
     PERFORM tower_fence.catch_up_workers(false) WHERE tower_fence.is_distributed();
     UPDATE tower_fence.epoch_source AS s SET notices_failover = notice_failover.enabled
     WHERE notice_failover.enabled IS NOT NULL;
@@ -1357,7 +1344,6 @@ CREATE FUNCTION tower_fence.remove_idle_of(
 )
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $fence$
-#variable_conflict use_column
 DECLARE
     idle_since CONSTANT timestamptz := CURRENT_TIMESTAMP - older_than;
     -- The last token of the last epoch. Tokens below the first epoch belong to other issuers, and

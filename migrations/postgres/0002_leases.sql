@@ -134,39 +134,28 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_digest(text) IS 'The digest of a lease id, which is its SHA-256.';
 
-CREATE FUNCTION tower_fence.lease_ms(field text, length interval, shortest bigint)
+CREATE FUNCTION tower_fence.lease_ms(field text, length interval, length_ms bigint, shortest bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     -- In Postgres 17 and later, an interval may be infinite. An infinite interval cannot be
     -- converted to a number. In a comparison of intervals, a year counts as 360 days.
-    ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '37000 days'), interval '-1 s')) * 1000);
+    ms CONSTANT bigint := coalesce(length_ms,
+        ceil(extract(epoch FROM greatest(least(length, interval '37000 days'), interval '-1 s')) * 1000));
 BEGIN
-    IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
-        PERFORM tower_fence.refuse_invalid(field, concat('duration must be ', shortest, ' ms to 100 years'),
+    IF num_nonnulls(length, length_ms) = 2 THEN
+        PERFORM tower_fence.refuse_invalid('ttl_ms', 'cannot be combined with ttl',
+            'Pass only one of ttl and ttl_ms.');
+    ELSIF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
+        PERFORM tower_fence.refuse_invalid(field || CASE WHEN length_ms IS NULL THEN '' ELSE '_ms' END,
+            concat('duration must be ', shortest, ' ms to 100 years'),
             'Pass an interval such as ''30 s'', or the duration of a lease in milliseconds: ttl_ms => 30000.');
     END IF;
     RETURN ms;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_ms(text, interval, bigint) IS
-    'Converts an interval to milliseconds. Raises TF422 if the interval is shorter than `shortest` or longer than a '
-    'century.';
-
-CREATE FUNCTION tower_fence.lease_ttl_ms(ttl interval, ttl_ms bigint)
-RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    IF ttl_ms IS NULL THEN
-        RETURN tower_fence.lease_ms('ttl', ttl, 1::bigint);
-    ELSIF ttl IS NOT NULL THEN
-        PERFORM tower_fence.refuse_invalid('ttl_ms', 'cannot be combined with ttl',
-            'Pass only one of ttl and ttl_ms.');
-    END IF;
-    RETURN tower_fence.lease_ms('ttl_ms', least(greatest(ttl_ms, 0), 3155760000001) * interval '1 ms', 1::bigint);
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
-    'Returns the duration of a lease in milliseconds. The caller passes the duration either as an interval or in '
-    'milliseconds.';
+COMMENT ON FUNCTION tower_fence.lease_ms(text, interval, bigint, bigint) IS
+    'Returns a duration in milliseconds, which the caller passes either as an interval or in milliseconds. Raises '
+    'TF422 if the duration is shorter than `shortest` or longer than a century.';
 
 -- The first grant in an epoch of a partition locks the partition's row in `epochs` until its
 -- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Other
@@ -201,15 +190,14 @@ RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
     seen record;
-    tries integer := 0;
 BEGIN
-    LOOP
+    FOR attempt IN 1 .. 10 LOOP
         SELECT f.max_token, f.announced, f.partition INTO seen FROM tower_fence.resources AS f
         WHERE f.resource = next_token.resource FOR NO KEY UPDATE;
-        EXIT WHEN FOUND;
-        tries := tries + 1;
-        IF tries > 10 THEN
-            PERFORM tower_fence.refuse_hidden_row(next_token.resource);
+        IF FOUND THEN
+            RETURN greatest(
+                seen.max_token, seen.announced, tower_fence.epoch_of_leases(seen.partition) * 1000000000
+            ) + 1;
         END IF;
         PERFORM tower_fence.check_resource(next_token.resource);
         INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history)
@@ -220,7 +208,7 @@ BEGIN
         ) AS s
         ON CONFLICT (resource) DO NOTHING;
     END LOOP;
-    RETURN greatest(seen.max_token, seen.announced, tower_fence.epoch_of_leases(seen.partition) * 1000000000) + 1;
+    PERFORM tower_fence.refuse_hidden_row(next_token.resource);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
@@ -344,7 +332,6 @@ COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session o
 -- the notifications when it resumes, and its requests retry.
 CREATE FUNCTION tower_fence.pass_over(resource text, listener bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
-#variable_conflict use_column
 DECLARE
     removed bigint;
 BEGIN
@@ -379,7 +366,6 @@ COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
 CREATE FUNCTION tower_fence.lease_call(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 DECLARE
     first record;
     blocked_ms bigint;
@@ -436,7 +422,6 @@ CREATE FUNCTION tower_fence.lease_ask(
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 DECLARE
     -- The time for which a free resource is reserved for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
@@ -655,7 +640,6 @@ COMMENT ON FUNCTION tower_fence.lease_ask(text, bytea, bigint, bigint, text, big
 CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 BEGIN
     PERFORM tower_fence.require_current_rows('release');
     UPDATE tower_fence.leases AS l SET
@@ -683,7 +667,6 @@ COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 BEGIN
     PERFORM tower_fence.require_current_rows('break_lease');
     UPDATE tower_fence.leases AS l SET
@@ -704,16 +687,13 @@ COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
 
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
-#variable_conflict use_column
 BEGIN
     -- At a stricter isolation level, a break could miss a waiter. break_lease() refuses such a
     -- level, but an admission that catches up at that level must not fail.
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RETURN false;
     END IF;
-    -- Do not wait for the row of the lease. A transaction that has renewed the lease may have
-    -- locked the row, and may be about to write to the resource, whose row this transaction has
-    -- locked.
+    -- As in grant_lease(), do not wait for the row of the lease.
     PERFORM tower_fence.break_lease(l.resource, l.token)
     FROM (
         SELECT o.resource, o.token FROM tower_fence.leases AS o
@@ -761,7 +741,6 @@ CREATE FUNCTION tower_fence.lease_renew(
 )
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 DECLARE
     before timestamptz;
     next_token bigint;
@@ -872,7 +851,6 @@ COMMENT ON FUNCTION tower_fence.lease_open(text[], bigint) IS
 -- notified of its turn. Rows that another transaction has locked are skipped.
 CREATE FUNCTION tower_fence.lease_sweep()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
 DECLARE
     queue record;
     of_queue bigint;
@@ -911,7 +889,6 @@ CREATE FUNCTION tower_fence.acquire(
     lock_delay interval DEFAULT '0', ttl_ms bigint DEFAULT NULL, OUT token bigint
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
 DECLARE
     answer record;
 BEGIN
@@ -927,8 +904,8 @@ BEGIN
     ));
     SELECT a.* INTO answer FROM tower_fence.lease_ask(
         acquire.resource, tower_fence.lease_digest(acquire.lease_id),
-        tower_fence.lease_ttl_ms(acquire.ttl, acquire.ttl_ms),
-        tower_fence.lease_ms('lock_delay', acquire.lock_delay, 0::bigint),
+        tower_fence.lease_ms('ttl', acquire.ttl, acquire.ttl_ms, 1),
+        tower_fence.lease_ms('lock_delay', acquire.lock_delay, NULL, 0),
         nullif(acquire.owner, ''), NULL, false, NULL
     ) AS a;
     IF answer.outcome NOT IN ('granted', 'repeated') THEN
@@ -954,13 +931,12 @@ CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
 )
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
 DECLARE
     answer record;
 BEGIN
     SELECT a.* INTO answer FROM tower_fence.lease_renew(
         renew.resource, tower_fence.lease_digest(renew.lease_id),
-        tower_fence.lease_ttl_ms(renew.ttl, renew.ttl_ms), renew.new_token, NULL
+        tower_fence.lease_ms('ttl', renew.ttl, renew.ttl_ms, 1), renew.new_token, NULL
     ) AS a;
     IF answer.outcome NOT IN ('kept', 'renewed') THEN
         PERFORM tower_fence.refuse_lease(answer.outcome, renew.resource, answer.token);

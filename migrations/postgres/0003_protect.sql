@@ -21,14 +21,8 @@ COMMENT ON TABLE tower_fence.bypasses IS
 
 CREATE FUNCTION tower_fence.bypass(reason text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-DECLARE
-    context text;
 BEGIN
-    GET DIAGNOSTICS context = PG_CONTEXT;
-    IF position(E'\n' IN context) = 0 THEN
-        PERFORM tower_fence.warn_outside_transaction('bypass');
-    END IF;
+    PERFORM tower_fence.warn_outside_transaction('bypass');
     IF (octet_length(bypass.reason) BETWEEN 1 AND 1000) IS NOT TRUE
         OR bypass.reason !~ '[^[:space:]]' OR bypass.reason ~ '[[:cntrl:]]'
     THEN
@@ -233,8 +227,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
     'The SQL expression that fills a pattern from a row of a table.';
 
--- The arguments are the expression of the pattern, and the FROM items of three sets of rows. The
--- sets are the new rows of a statement, the old rows of the statement, and all rows of the table.
+-- The arguments are the expression of the pattern, and the FROM items of the new and of the old rows
+-- of a statement.
 --
 -- Most statements write rows of one resource. Therefore the first query compares each row with the
 -- admitted resource of the first row. If all rows match, the second query is skipped. Otherwise the
@@ -242,13 +236,12 @@ COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
 -- cached. The query for TRUNCATE is built at run time, because each partition has its own TRUNCATE
 -- trigger. That query first checks one row. It reads the whole table only if the resource of that
 -- row was admitted.
-CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
+CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, column_beside name)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    inserted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, new_rows);
-    deleted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, old_rows);
-    -- A row that was restored from a dump may have the id of a later transaction. age() excludes
-    -- such a row.
+    inserted CONSTANT text := format('SELECT %s AS resource FROM %s AS fence_rows', resource, new_rows);
+    deleted CONSTANT text := format('SELECT %s AS resource FROM %s AS fence_rows', resource, old_rows);
+    -- The condition on age() is explained in is_bypassed().
     admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
         'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
     is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);
@@ -262,6 +255,34 @@ DECLARE
         SELECT true, r.resource INTO is_unfenced, unfenced
         FROM (SELECT DISTINCT r.resource FROM (%1$s) AS r) AS r WHERE %4$s;$checks$;
 BEGIN
+    IF column_beside IS NOT NULL THEN
+        RETURN format($guard$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        RAISE feature_not_supported USING
+            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' cannot see which rows a TRUNCATE removes'),
+            HINT = 'DELETE the rows after an admission of each resource.';
+    ELSIF current_setting('session_replication_role') = 'replica' THEN
+        -- Citus is moving the shard. The worker from which the rows are replicated has checked the
+        -- writes.
+        RETURN NULL;
+    END IF;
+    IF TG_OP <> 'INSERT' THEN
+        PERFORM tower_fence.require_admission(TG_RELID, OLD.%1$s);
+    END IF;
+    -- No statement on the coordinator can change the column, but a statement on a shard can.
+    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND NEW.%1$s <> OLD.%1$s) THEN
+        PERFORM tower_fence.require_admission(TG_RELID, NEW.%1$s);
+    END IF;
+    RETURN NULL;
+EXCEPTION WHEN undefined_column THEN
+    RAISE undefined_column USING
+        MESSAGE = concat('the pattern of the protected table ', TG_RELID::regclass,
+            ' names a column that was renamed or dropped: ', SQLERRM),
+        HINT = 'Call tower_fence.protect() with the column by which the table is distributed now.';
+END
+$guard$, concat('"', replace(column_beside, '"', '""'), '"'));
+    END IF;
     RETURN format(
         $guard$
 #variable_conflict use_column
@@ -313,12 +334,13 @@ $guard$,
         format(checks, concat(inserted, ' UNION ALL ', deleted), inserted, admitted, is_refused),
         format(checks, deleted, deleted, admitted, is_refused),
         format('SELECT true, r.resource FROM ((SELECT %s AS resource FROM ', resource),
-        format('%s LIMIT 1) UNION ALL SELECT DISTINCT %s FROM ', table_rows, resource),
-        format('%s) AS r WHERE %s', table_rows, is_refused)
+        format(' AS fence_rows LIMIT 1) UNION ALL SELECT DISTINCT %s FROM ', resource),
+        format(' AS fence_rows) AS r WHERE %s', is_refused)
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, text) IS 'The body of the guard of a protected table.';
+COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, name) IS
+    'The body of the guard of a protected table, which Citus may have distributed by the column `column_beside`.';
 
 -- PL/pgSQL plans a statement when it is first executed. Therefore the catalogs of Citus, which most
 -- servers do not have, are named only in statements that such servers do not execute.
@@ -330,7 +352,7 @@ BEGIN
     END IF;
     RETURN (
         SELECT column_to_column_name(p.logicalrelid, p.partkey)
-        FROM pg_dist_partition AS p JOIN pg_dist_partition AS f
+        FROM pg_catalog.pg_dist_partition AS p JOIN pg_catalog.pg_dist_partition AS f
             ON f.colocationid = p.colocationid AND f.partmethod = 'h' AND f.logicalrelid = 'tower_fence.resources'::regclass
         WHERE p.logicalrelid = relation
     );
@@ -355,11 +377,11 @@ BEGIN
     SELECT n.nspname, c.relname, concat(
         CASE WHEN o.nspname = 'public' THEN 'public.' END, shard_name(f.logicalrelid, f.shardid)
     ) AS beside INTO own
-    FROM pg_dist_shard AS s
+    FROM pg_catalog.pg_dist_shard AS s
     JOIN pg_class AS c ON c.oid = s.logicalrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    JOIN pg_dist_partition AS p ON p.logicalrelid = s.logicalrelid
-    JOIN pg_dist_shard AS f ON f.shardminvalue = s.shardminvalue
-    JOIN pg_dist_partition AS q ON q.logicalrelid = f.logicalrelid AND q.colocationid = p.colocationid
+    JOIN pg_catalog.pg_dist_partition AS p ON p.logicalrelid = s.logicalrelid
+    JOIN pg_catalog.pg_dist_shard AS f ON f.shardminvalue = s.shardminvalue
+    JOIN pg_catalog.pg_dist_partition AS q ON q.logicalrelid = f.logicalrelid AND q.colocationid = p.colocationid
     JOIN pg_class AS r ON r.oid = f.logicalrelid JOIN pg_namespace AS o ON o.oid = r.relnamespace
     WHERE s.shardid = own_number AND f.logicalrelid = 'tower_fence.resources'::regclass
         AND to_regclass(concat(
@@ -383,38 +405,6 @@ COMMENT ON FUNCTION tower_fence.require_admission(regclass, text) IS
     'Raises TF428 unless the transaction of this worker has admitted a token for the resource. If Citus has '
     'distributed a protected table, the guard of the table calls this function with the shard that is written.';
 
-CREATE FUNCTION tower_fence.shard_guard_text(column_name name)
-RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-    SELECT format($guard$
-BEGIN
-    IF TG_OP = 'TRUNCATE' THEN
-        RAISE feature_not_supported USING
-            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' cannot see which rows a TRUNCATE removes'),
-            HINT = 'DELETE the rows after an admission of each resource.';
-    ELSIF current_setting('session_replication_role') = 'replica' THEN
-        -- Citus is moving the shard. The worker from which the rows are replicated has checked the
-        -- writes.
-        RETURN NULL;
-    END IF;
-    IF TG_OP <> 'INSERT' THEN
-        PERFORM tower_fence.require_admission(TG_RELID, OLD.%1$s);
-    END IF;
-    -- No statement on the coordinator can change the column, but a statement on a shard can.
-    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND NEW.%1$s <> OLD.%1$s) THEN
-        PERFORM tower_fence.require_admission(TG_RELID, NEW.%1$s);
-    END IF;
-    RETURN NULL;
-EXCEPTION WHEN undefined_column THEN
-    RAISE undefined_column USING
-        MESSAGE = concat('the pattern of the protected table ', TG_RELID::regclass,
-            ' names a column that was renamed or dropped: ', SQLERRM),
-        HINT = 'Call tower_fence.protect() with the column by which the table is distributed now.';
-END
-$guard$, concat('"', replace(column_name, '"', '""'), '"'))
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_guard_text(name) IS
-    'The body of the guard of a protected table that is distributed by this column.';
-
 CREATE FUNCTION tower_fence.unprotectable(relation regclass)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -425,9 +415,7 @@ DECLARE
         WHEN c.relkind NOT IN ('r', 'p') THEN 'it is not a table'
         WHEN c.relpersistence = 't' THEN 'it is temporary'
         WHEN c.relnamespace = 'pg_catalog'::regnamespace THEN 'it belongs to the server'
-        WHEN c.relnamespace = (
-            SELECT f.relnamespace FROM pg_class AS f WHERE f.oid = 'tower_fence.resources'::regclass
-        ) THEN 'it belongs to the fence'
+        WHEN c.relnamespace = to_regnamespace(rtrim('tower_fence.', '.')) THEN 'it belongs to the fence'
         WHEN c.relispartition THEN concat('it is a partition: protect ', pg_partition_root(c.oid))
         WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits AS i WHERE c.oid IN (i.inhrelid, i.inhparent))
             THEN 'it inherits, or another table inherits from it'
@@ -441,8 +429,8 @@ BEGIN
     IF reason IS NOT NULL OR NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
         RETURN reason;
     END IF;
-    is_known := EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = relation);
-    is_distributed := EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.resources'::regclass);
+    is_known := EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = relation);
+    is_distributed := EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.resources'::regclass);
     -- A guard reads `resources` in the transaction that writes. On a shard, a guard can read only
     -- the shard of `resources` on the same worker. On the coordinator, a guard does not see the
     -- transaction of a worker.
@@ -474,18 +462,14 @@ CREATE FUNCTION tower_fence.protect(relation regclass, pattern text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     protected pg_class;
-    table_schema name;
     table_owner name;
-    fence_schema CONSTANT regnamespace := (
-        SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass
-    );
+    fence_schema CONSTANT regnamespace := to_regnamespace(rtrim('tower_fence.', '.'));
     reason text := tower_fence.unprotectable(protect.relation);
     column_beside CONSTANT name := tower_fence.column_beside(protect.relation);
     other_fence name;
     is_allowed boolean;
     expression text;
     sources text[];
-    body text;
     guard_function text;
     number integer;
     made record;
@@ -525,7 +509,6 @@ BEGIN
             MESSAGE = format('%s is protected by another fence', protect.relation),
             HINT = format('Call %s.unprotect() first.', other_fence);
     END IF;
-    table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
     table_owner := pg_get_userbyid(protected.relowner);
     -- The guard runs with the privileges of the table's owner.
     is_allowed := CASE WHEN column_beside IS NULL
@@ -580,7 +563,7 @@ BEGIN
     -- Shards that Citus has moved have copies of the triggers of the previous guard.
     PERFORM tower_fence.unprotect(protect.relation) WHERE guard_function IS NULL AND column_beside IS NOT NULL;
     WHILE guard_function IS NULL LOOP
-        guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', CASE
+        guard_function := format('%s.%I', protected.relnamespace::regnamespace, concat('fence_guard', number, '_', CASE
             -- Citus does not quote this name when it sends the privileges to the workers.
             WHEN column_beside IS NULL THEN protected.relname
             ELSE regexp_replace(lower(protected.relname COLLATE "C"), '[^a-z0-9_]', '_', 'g') END)::name);
@@ -589,19 +572,10 @@ BEGIN
             number := coalesce(number, 1) + 1;
         END IF;
     END LOOP;
-    IF column_beside IS NOT NULL THEN
-        body := tower_fence.shard_guard_text(column_beside);
-    ELSE
-        body := tower_fence.guard_text(
-            expression,
-            concat(sources[1], ' AS fence_rows'),
-            concat(sources[2], ' AS fence_rows'),
-            ' AS fence_rows'
-        );
-    END IF;
     EXECUTE format(
         'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
-        'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS %L', guard_function, body
+        'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS %L', guard_function,
+        tower_fence.guard_text(expression, sources[1], sources[2], column_beside)
     );
     -- Only the owner may execute the guard. Another role could otherwise use the guard as a trigger
     -- of its own table, with types whose code would run with the privileges of the owner.
@@ -662,9 +636,9 @@ DECLARE
     made record;
 BEGIN
     -- As in column_beside(), only servers with Citus execute the statement that names its catalog.
-    IF to_regclass('pg_dist_partition') IS NOT NULL THEN
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
         is_distributed := EXISTS (
-            SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = unprotect.relation AND p.partmethod = 'h'
+            SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = unprotect.relation AND p.partmethod = 'h'
         );
     END IF;
     IF (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = unprotect.relation) THEN

@@ -23,8 +23,8 @@ CREATE FUNCTION tower_fence.commit_in_two_phases()
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     -- As in column_beside(), only servers with Citus execute the statement that names its catalog.
-    IF to_regclass('pg_dist_partition') IS NOT NULL THEN
-        PERFORM FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass;
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
+        PERFORM FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass;
         IF NOT FOUND AND tower_fence.citus_role() = 'coordinator' THEN
             RAISE object_not_in_prerequisite_state USING
                 MESSAGE = 'this server is the coordinator of a Citus cluster, which commits its workers first: a COMMIT '
@@ -48,8 +48,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
         RETURN 'none';
     END IF;
-    RETURN CASE WHEN EXISTS (SELECT FROM pg_dist_local_group WHERE groupid <> 0) THEN 'worker'
-        WHEN EXISTS (SELECT FROM pg_dist_node) THEN 'coordinator' ELSE 'alone' END;
+    RETURN CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0) THEN 'worker'
+        WHEN EXISTS (SELECT FROM pg_catalog.pg_dist_node) THEN 'coordinator' ELSE 'alone' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.citus_role() IS
@@ -62,7 +62,7 @@ BEGIN
         RETURN false;
     END IF;
     RETURN EXISTS (
-        SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.resources'::regclass AND p.partmethod = 'h'
+        SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.resources'::regclass AND p.partmethod = 'h'
     );
 END
 $fence$;
@@ -84,7 +84,7 @@ BEGIN
     END IF;
     -- If a node is added later, the triggers refuse writes until this function is called again.
     IF role = 'coordinator' AND NOT EXISTS (
-        SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass
+        SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass
     ) THEN
         PERFORM citus_add_local_table_to_metadata('tower_fence.commit_marks'::regclass);
     END IF;
@@ -94,7 +94,7 @@ BEGIN
         'tower_fence.resources', 'tower_fence.epochs', 'tower_fence.idempotency_keys', 'tower_fence.leases',
         'tower_fence.bypasses'
     ]::regclass[] LOOP
-        CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = relation) OR EXISTS (
+        CONTINUE WHEN EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = relation) OR EXISTS (
             SELECT FROM pg_trigger AS t WHERE t.tgrelid = relation AND t.tgname = 'fence_two_phases' AND t.tgenabled = 'A'
         );
         EXECUTE format(
@@ -132,7 +132,7 @@ BEGIN
             END LOOP;
         END
         $revoke$ $worker$,
-        (SELECT c.relnamespace::regnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass)
+        rtrim('tower_fence.', '.')
     )) AS w;
     IF failed IS NOT NULL THEN
         RAISE WARNING USING
@@ -208,7 +208,6 @@ COMMENT ON FUNCTION tower_fence.lock_resource(text, text) IS
 CREATE FUNCTION tower_fence.is_behind(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-#variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
     own_history text;
@@ -229,7 +228,6 @@ CREATE FUNCTION tower_fence.admit_within(
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
 BEGIN
     PERFORM set_config('lock_timeout', admit_within.lock_timeout, true),
         set_config('idle_in_transaction_session_timeout', admit_within.idle_timeout, true),
@@ -250,7 +248,7 @@ BEGIN
     -- Until Citus has synchronized its metadata, it does not delegate calls. The functions then run
     -- on the coordinator, whose history is different.
     IF EXISTS (
-        SELECT FROM pg_dist_node AS n, pg_dist_local_group AS l
+        SELECT FROM pg_catalog.pg_dist_node AS n, pg_catalog.pg_dist_local_group AS l
         WHERE l.groupid = 0 AND n.isactive AND n.hasmetadata AND NOT n.metadatasynced
     ) THEN
         RAISE cannot_connect_now USING
@@ -275,37 +273,6 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_distributed(text, text) IS 'Raises 0A000.';
-
--- Returns the current history of each shard's server. after_failover() is safe because of the order
--- of its steps. It first reads the histories, and then raises the floors above all granted tokens.
--- Afterwards, only rows and shards with exactly these histories count as known.
-CREATE FUNCTION tower_fence.shard_histories(OUT shard bigint, OUT history text, OUT others text[])
-RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    reply record;
-BEGIN
-    FOR reply IN
-        SELECT s.shardid, s.success, s.result FROM run_command_on_shards(
-            'tower_fence.resources',
-            'SELECT pg_catalog.concat_ws('','', h, (SELECT pg_catalog.string_agg(DISTINCT r.history, '','') FROM %s AS r '
-            'WHERE r.history <> h)) FROM tower_fence.current_history() AS h'
-        ) AS s
-    LOOP
-        IF NOT reply.success THEN
-            RAISE cannot_connect_now USING
-                MESSAGE = concat('a worker cannot be reached: ', reply.result),
-                HINT = 'Retry when all nodes of the cluster can be reached.';
-        END IF;
-        shard := reply.shardid;
-        others := string_to_array(reply.result, ',');
-        history := others[1];
-        others := others[2:];
-        RETURN NEXT;
-    END LOOP;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_histories() IS
-    'Each shard of a distributed fence, with the history of its server, and the other histories of its rows.';
 
 -- A lease whose resource has no row is broken as well, because a worker that failed over may have
 -- lost the row.
@@ -371,13 +338,23 @@ BEGIN
     -- later call does not repeat the work of an earlier call for the same failover.
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
-    SELECT array_agg(s.shard), array_agg(s.history),
-        string_to_array(string_agg(array_to_string(s.others || s.history, ','), ','), ','),
-        bool_or(cardinality(s.others) > 0
-            OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)),
-        bool_or(NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shard))
-    INTO found_shards, found_histories, stored, is_behind, is_split
-    FROM tower_fence.shard_histories() AS s;
+    -- after_failover() is safe because the histories are read before the floors are raised above all
+    -- granted tokens. Afterwards, only rows and shards with exactly these histories count as known.
+    -- Each result has the history of the shard's server, and the other histories of the shard's rows.
+    SELECT array_agg(s.shardid), array_agg(split_part(s.result, ',', 1)), string_to_array(string_agg(s.result, ','), ','),
+        bool_or(s.result IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shardid)),
+        bool_or(NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shardid)),
+        min(s.result) FILTER (WHERE NOT s.success)
+    INTO found_shards, found_histories, stored, is_behind, is_split, failed
+    FROM run_command_on_shards('tower_fence.resources',
+        'SELECT pg_catalog.concat_ws('','', h, (SELECT pg_catalog.string_agg(DISTINCT r.history, '','') FROM %s AS r '
+        'WHERE r.history <> h)) FROM tower_fence.current_history() AS h'
+    ) AS s;
+    IF failed IS NOT NULL THEN
+        RAISE cannot_connect_now USING
+            MESSAGE = concat('a worker cannot be reached: ', failed),
+            HINT = 'Retry when all nodes of the cluster can be reached.';
+    END IF;
     IF NOT (is_behind OR is_requested) THEN
         RETURN false;
     END IF;
@@ -457,7 +434,7 @@ COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
 CREATE FUNCTION tower_fence.distribute_functions()
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    signature text;
+    routine regproc;
 BEGIN
     -- This function is VOLATILE, so that Citus refuses the statement of a process that started
     -- before distribute() and does not know yet that the rows are on workers.
@@ -476,7 +453,6 @@ BEGIN
     -- Returns null if the known history of the shard is not `here`.
     CREATE OR REPLACE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
     RETURNS bigint LANGUAGE plpgsql AS $body$
-    #variable_conflict use_column
     DECLARE
         own_shard CONSTANT bigint := get_shard_id_for_distribution_column(
             'tower_fence.resources'::regclass, floor_of.resource
@@ -561,30 +537,24 @@ BEGIN
     $body$;
 
     -- Functions that were created before the extension are not on the workers.
-    FOREACH signature IN ARRAY ARRAY[
-        'tower_fence.current_history()', 'tower_fence.wait_for_disk()', 'tower_fence.partition_of(text)',
-        'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
-        'tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean)', 'tower_fence.refuse_behind(text)',
-        'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
-        'tower_fence.citus_role()', 'tower_fence.is_distributed()', 'tower_fence.is_bypassed()',
-        'tower_fence.refuse_unfenced(name, name, text)',
-        'tower_fence.require_admission(regclass, text)', 'tower_fence.warn_outside_transaction(text)', 'tower_fence.header_tokens(text)',
-        'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.stale_up_to(text)',
-        'tower_fence.floor_of(text, smallint, text)', 'tower_fence.catch_up_in_transaction(text)'
-    ] LOOP
-        PERFORM create_distributed_function(signature::regprocedure) WHERE NOT EXISTS (
-            SELECT FROM pg_dist_object AS o WHERE o.classid = 'pg_proc'::regclass AND o.objid = signature::regprocedure
+    FOREACH routine IN ARRAY ARRAY[
+        'tower_fence.current_history', 'tower_fence.wait_for_disk', 'tower_fence.partition_of', 'tower_fence.refuse_malformed',
+        'tower_fence.refuse_incomplete', 'tower_fence.refuse_stale', 'tower_fence.refuse_behind', 'tower_fence.check_token',
+        'tower_fence.check_resource', 'tower_fence.citus_role', 'tower_fence.is_distributed', 'tower_fence.is_bypassed',
+        'tower_fence.refuse_unfenced', 'tower_fence.require_admission', 'tower_fence.warn_outside_transaction',
+        'tower_fence.header_tokens', 'tower_fence.max_token_after', 'tower_fence.stale_up_to', 'tower_fence.floor_of',
+        'tower_fence.catch_up_in_transaction'
+    ]::regproc[] LOOP
+        PERFORM create_distributed_function(routine) WHERE NOT EXISTS (
+            SELECT FROM pg_catalog.pg_dist_object AS o WHERE o.classid = 'pg_proc'::regclass AND o.objid = routine
         );
     END LOOP;
-    FOREACH signature IN ARRAY ARRAY[
-        'tower_fence.try_admit(text, bigint, boolean)', 'tower_fence.admit(text, bigint, boolean)',
-        'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)',
-        'tower_fence.try_raise(text, bigint)', 'tower_fence.raise(text, bigint)',
-        'tower_fence.announce(text, bigint, bytea, boolean)', 'tower_fence.max_token(text)',
-        'tower_fence.lock_resource(text, text)', 'tower_fence.is_behind(text)',
-        'tower_fence.admit_header(text, text, boolean)'
-    ] LOOP
-        PERFORM create_distributed_function(signature::regprocedure, 'resource',
+    FOREACH routine IN ARRAY ARRAY[
+        'tower_fence.try_admit', 'tower_fence.admit', 'tower_fence.admit_within', 'tower_fence.admit_header',
+        'tower_fence.try_raise', 'tower_fence.raise', 'tower_fence.announce', 'tower_fence.max_token',
+        'tower_fence.lock_resource', 'tower_fence.is_behind'
+    ]::regproc[] LOOP
+        PERFORM create_distributed_function(routine, 'resource',
             colocate_with => 'tower_fence.resources', force_delegation => true);
     END LOOP;
     RETURN true;
@@ -625,12 +595,12 @@ BEGIN
             HINT = 'Call tower_fence.unprotect() first, and protect() afterwards for the tables that are colocated with '
                 'the fence.';
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive) THEN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive) THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = 'the cluster has no worker';
     END IF;
     IF relation IS NOT NULL THEN
         SELECT p.partmethod, a.atttypid, a.attcollation, a.attname, c.collisdeterministic INTO key
-        FROM pg_dist_partition AS p
+        FROM pg_catalog.pg_dist_partition AS p
         JOIN pg_attribute AS a ON a.attrelid = p.logicalrelid
             AND a.attname = column_to_column_name(p.logicalrelid, p.partkey)
         LEFT JOIN pg_collation AS c ON c.oid = a.attcollation WHERE p.logicalrelid = relation;
@@ -658,9 +628,7 @@ BEGIN
     PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
     -- These locks prevent admissions until the transaction ends.
     LOCK TABLE tower_fence.resources, tower_fence.floors IN ACCESS EXCLUSIVE MODE;
-    FOR number IN 0 .. 255 LOOP
-        PERFORM tower_fence.catch_up_partition(number::smallint);
-    END LOOP;
+    PERFORM tower_fence.catch_up_partition(number::smallint) FROM generate_series(0, 255) AS number;
     DROP TRIGGER IF EXISTS fence_two_phases ON tower_fence.resources;
     -- Citus stores equal values of two columns together only if both have the same type and
     -- collation.
@@ -673,7 +641,7 @@ BEGIN
     PERFORM create_reference_table('tower_fence.floors'), create_reference_table('tower_fence.shards');
     PERFORM truncate_local_data_after_distributing_table('tower_fence.resources');
     IF EXISTS (
-        SELECT FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
+        SELECT FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_placement AS p ON p.shardid = s.shardid
         WHERE s.logicalrelid = 'tower_fence.resources'::regclass GROUP BY s.shardid HAVING count(*) > 1
     ) THEN
         RAISE feature_not_supported USING
@@ -683,20 +651,16 @@ BEGIN
     -- On a worker, Citus grants the same privileges as on the coordinator, but does not revoke the
     -- default privileges of PUBLIC.
     FOR routine IN
-        SELECT p.oid::regprocedure FROM pg_proc AS p JOIN pg_class AS c ON c.relnamespace = p.pronamespace
-        WHERE c.oid = 'tower_fence.resources'::regclass
+        SELECT p.oid::regprocedure FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(rtrim('tower_fence.', '.'))
     LOOP
         EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
     END LOOP;
     -- A role that may execute try_admit() may also execute admit_within().
     FOR grantee IN
         SELECT quote_ident(pg_get_userbyid(a.grantee)) FROM pg_proc AS p, aclexplode(p.proacl) AS a
-        WHERE p.oid = 'tower_fence.try_admit(text, bigint, boolean)'::regprocedure
-            AND a.grantee NOT IN (0, p.proowner)
+        WHERE p.oid = 'tower_fence.try_admit'::regproc AND a.grantee NOT IN (0, p.proowner)
     LOOP
-        EXECUTE format(
-            'GRANT EXECUTE ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) TO %s', grantee
-        );
+        EXECUTE concat('GRANT EXECUTE ON FUNCTION tower_fence.admit_within TO ', grantee);
     END LOOP;
     -- If the tables were restored from the dump of a distributed fence, this table contains the
     -- shards of the other cluster.
@@ -710,8 +674,8 @@ BEGIN
     -- before the end of this transaction, so the command repeats the body of that function.
     FOR shard IN
         SELECT s.shardid, s.shardminvalue::integer AS lowest, s.shardmaxvalue::integer AS highest, n.result, n.success
-        FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
-        JOIN pg_dist_node AS d ON d.groupid = p.groupid AND d.noderole = 'primary'
+        FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_placement AS p ON p.shardid = s.shardid
+        JOIN pg_catalog.pg_dist_node AS d ON d.groupid = p.groupid AND d.noderole = 'primary'
         JOIN run_command_on_all_nodes('SELECT concat(left(current_setting(''server_version_num''), 2), '
             'left(pg_walfile_name(pg_current_wal_lsn()), 8), '':'', c.system_identifier) FROM pg_control_system() AS c'
         ) AS n ON n.nodeid = d.nodeid

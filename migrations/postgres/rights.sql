@@ -21,11 +21,9 @@ BEGIN
             OR p.prosecdef AND p.proname LIKE 'fence\_guard%'
                 AND p.oid IN (SELECT t.tgfoid FROM pg_trigger AS t WHERE t.tgname LIKE 'fence\_guard\_%')
         UNION ALL
-        SELECT concat('TABLE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)), true, 'ALL'
-        FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind IN ('r', 'p', 'v')
-        UNION ALL
-        SELECT concat('SEQUENCE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('s', c.relowner)), true, 'ALL'
-        FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind = 'S'
+        SELECT concat(CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END, c.oid::regclass), c.relowner,
+            coalesce(c.relacl, acldefault('r', c.relowner)), true, 'ALL'
+        FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind IN ('r', 'p', 'v', 'S')
         UNION ALL
         SELECT concat('DOMAIN ', t.oid::regtype), t.typowner, coalesce(t.typacl, acldefault('T', t.typowner)), true, 'ALL'
         FROM pg_type AS t WHERE t.typnamespace = home AND t.typtype = 'd'

@@ -14,7 +14,7 @@ use clap::{
 };
 
 use crate::{
-    config::{self, ConfigArgs},
+    config,
     failure::Failure,
     generate::GenerateArgs,
     operate::{BreakArgs, InspectArgs, LeasesArgs},
@@ -64,7 +64,11 @@ pub enum Command {
     Migrate(MigrateArgs),
     Distribute(DistributeArgs),
     Check(Box<CheckArgs>),
-    Config(Box<ConfigArgs>),
+    /// Prints the settings that `serve` would use.
+    ///
+    /// Accepts the options and the variables of `serve`, and prints each setting with its origin,
+    /// as TOML that --config reads. Secrets are not printed.
+    Config(Box<ServeArgs>),
     Schema(PrintArgs),
     // Used when packages are built.
     #[command(hide = true)]
@@ -223,9 +227,8 @@ impl Command {
     /// Returns the settings file, if the command accepts one and it is given.
     fn config_file(&self) -> Option<&Path> {
         match self {
-            Self::Serve(args) => args.config.as_deref(),
+            Self::Serve(args) | Self::Config(args) => args.config.as_deref(),
             Self::Check(args) => args.serve.config.as_deref(),
-            Self::Config(args) => args.serve.config.as_deref(),
             _ => None,
         }
     }

@@ -20,31 +20,21 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
+#[command(next_help_heading = "Server")]
 pub struct ClientArgs {
     /// The URL of the server. Without a path, /locks is added.
     #[arg(
         long,
         env = "TOWER_FENCE_URL",
         value_name = "URL",
-        default_value = "http://127.0.0.1:4120",
-        help_heading = "Server"
+        default_value = "http://127.0.0.1:4120"
     )]
     pub url: String,
     /// A file with the secret for the server. The variable TOWER_FENCE_SECRET is an alternative.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_SECRET_FILE",
-        value_name = "FILE",
-        help_heading = "Server"
-    )]
+    #[arg(long, env = "TOWER_FENCE_SECRET_FILE", value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
     /// A file with the certificate authorities to trust (PEM), instead of those of the system.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_CA_FILE",
-        value_name = "FILE",
-        help_heading = "Server"
-    )]
+    #[arg(long, env = "TOWER_FENCE_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
 }
 
@@ -82,20 +72,17 @@ impl ClientArgs {
         })?;
         let leases = HttpLeases::with_client(url.as_str(), client).map_err(|_| none())?;
         match &secret {
-            Some(secret) => leases
-                .bearer(first_secret(secret)?)
-                .map_err(|error| Failure::configuration(error.to_string())),
+            Some(secret) => {
+                // A file may have one secret per line, as that of the server.
+                let first = secrets::lines(secret.expose()).next();
+                let (_, first) = first
+                    .ok_or_else(|| Failure::configuration("the secret for the server is empty"))?;
+                let leases = leases.bearer(first);
+                leases.map_err(|error| Failure::configuration(error.to_string()))
+            }
             None => Ok(leases),
         }
     }
-}
-
-/// Returns the first secret of a text with one secret per line, the format that the server reads.
-fn first_secret(secret: &Secret) -> Result<&str, Failure> {
-    let first = secrets::lines(secret.expose()).next();
-    let (_, first) =
-        first.ok_or_else(|| Failure::configuration("the secret for the server is empty"))?;
-    Ok(first)
 }
 
 fn is_this_machine(url: &Url) -> bool {

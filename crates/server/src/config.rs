@@ -13,25 +13,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Arg, ArgAction, ArgMatches, Args, parser::ValueSource};
+use clap::{Arg, ArgAction, ArgMatches, parser::ValueSource};
 use toml::{Table, Value};
 
 use crate::{
     failure::Failure,
     operate::print as print_text,
     secrets::{has_password, words},
-    serve::ServeArgs,
 };
-
-/// Prints the settings that `serve` would use.
-///
-/// Accepts the options and the variables of `serve`, and prints each setting with its origin, as
-/// TOML that --config reads. Secrets are not printed.
-#[derive(Args)]
-pub struct ConfigArgs {
-    #[command(flatten)]
-    pub serve: ServeArgs,
-}
 
 /// Returns the settings of a file as words of a command line. Omits the settings that the command
 /// line or the environment overrides.

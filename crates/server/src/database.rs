@@ -19,6 +19,7 @@ use crate::{
 };
 
 #[derive(Args)]
+#[command(next_help_heading = "Database")]
 pub struct DatabaseArgs {
     /// The Postgres database with the fence: postgres://user@host/database
     ///
@@ -26,15 +27,10 @@ pub struct DatabaseArgs {
     /// DATABASE_URL) or in a file, because other users of the machine can see the command line. For
     /// TLS, add `?sslmode=verify-full`, and `&sslrootcert=FILE` for your own certificate authority.
     /// The variable DATABASE_URL is used only if no other setting names a database.
-    #[arg(long, value_name = "URL", help_heading = "Database")]
+    #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
     /// A file with that URL.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_DATABASE_URL_FILE",
-        value_name = "FILE",
-        help_heading = "Database"
-    )]
+    #[arg(long, env = "TOWER_FENCE_DATABASE_URL_FILE", value_name = "FILE")]
     pub database_url_file: Option<PathBuf>,
     #[command(flatten)]
     pub schema: SchemaArgs,
@@ -43,8 +39,7 @@ pub struct DatabaseArgs {
     #[arg(
         long,
         env = "TOWER_FENCE_TRANSACTION_POOLING",
-        value_parser = BoolishValueParser::new(),
-        help_heading = "Database"
+        value_parser = BoolishValueParser::new()
     )]
     pub transaction_pooling: bool,
     /// A URL of the same database that bypasses the pooler, for migrations and for the connection
@@ -53,29 +48,20 @@ pub struct DatabaseArgs {
     /// A URL with a password is accepted only in the variable TOWER_FENCE_LISTEN_URL or in a file.
     /// Behind a pooler without this URL, waiters poll four times a second and are not served in
     /// order.
-    #[arg(long, value_name = "URL", help_heading = "Database")]
+    #[arg(long, value_name = "URL")]
     pub listen_url: Option<String>,
     /// A file with that URL.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_LISTEN_URL_FILE",
-        value_name = "FILE",
-        help_heading = "Database"
-    )]
+    #[arg(long, env = "TOWER_FENCE_LISTEN_URL_FILE", value_name = "FILE")]
     pub listen_url_file: Option<PathBuf>,
 }
 
 /// The option that names the schema of the tables.
 #[derive(Args)]
+#[command(next_help_heading = "Database")]
 pub struct SchemaArgs {
     /// The schema with the fence's tables [default: tower_fence]. A reserved keyword of SQL cannot
     /// be its name.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_DATABASE_SCHEMA",
-        value_name = "NAME",
-        help_heading = "Database"
-    )]
+    #[arg(long, env = "TOWER_FENCE_DATABASE_SCHEMA", value_name = "NAME")]
     pub database_schema: Option<String>,
 }
 
@@ -97,6 +83,7 @@ impl SchemaArgs {
 
 /// The option for creating the tables.
 #[derive(Args, Default)]
+#[command(next_help_heading = "Database")]
 pub struct FirstMigrationArgs {
     /// Creates the tables even if Postgres does not show its timeline, which the fence needs to
     /// detect a failover.
@@ -107,8 +94,7 @@ pub struct FirstMigrationArgs {
     #[arg(
         long,
         env = "TOWER_FENCE_NO_FAILOVER_DETECTION",
-        value_parser = BoolishValueParser::new(),
-        help_heading = "Database"
+        value_parser = BoolishValueParser::new()
     )]
     pub no_failover_detection: bool,
 }

@@ -21,11 +21,11 @@ use crate::{
 /// backslashes are doubled; --json prints the exact names.
 #[derive(Args)]
 pub struct LeasesArgs {
-    #[command(flatten)]
-    server: ClientArgs,
     /// Prints a JSON array.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    server: ClientArgs,
 }
 
 /// Shows the holder of a lease.
@@ -35,11 +35,11 @@ pub struct LeasesArgs {
 pub struct InspectArgs {
     /// The resource.
     resource: String,
-    #[command(flatten)]
-    server: ClientArgs,
     /// Prints a JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    server: ClientArgs,
 }
 
 /// Breaks a lease.

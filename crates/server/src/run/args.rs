@@ -1,6 +1,6 @@
 //! The options of `run`.
 
-use std::{ffi::OsString, path::Path, time::Duration};
+use std::{ffi::OsString, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
 use tower_fence::{Resource, lease::Owner};
@@ -9,7 +9,7 @@ use crate::{
     client::ClientArgs,
     database::DatabaseArgs,
     duration::{duration, ttl},
-    failure::{self, Failure, shown},
+    failure::{self, Failure},
     operate::resource,
 };
 
@@ -27,10 +27,9 @@ use crate::{
 #[derive(Args)]
 #[command(after_long_help = STATUSES, verbatim_doc_comment)]
 pub struct RunArgs {
-    /// The name of the resource. Default: the file name of the command, if the command has no
-    /// arguments.
+    /// The name of the resource.
     #[arg(long, env = "TOWER_FENCE_RESOURCE", value_name = "NAME")]
-    resource: Option<String>,
+    resource: String,
     /// The duration of the lease without a renewal. It is renewed after at most a third of this
     /// time.
     #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = ttl)]
@@ -73,18 +72,13 @@ pub struct RunArgs {
     /// Postgres.
     #[arg(long, env = "TOWER_FENCE_DIRECT", value_parser = BoolishValueParser::new())]
     pub direct: bool,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
     #[command(flatten)]
     pub server: ClientArgs,
     #[command(flatten)]
     pub database: DatabaseArgs,
-    /// The command and its arguments.
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
-    pub command: Vec<OsString>,
 }
 
 const STATUSES: &str = "\
@@ -125,36 +119,20 @@ command. Signals that were ignored when tower-fence started, as under nohup, sta
 
 Examples:
   tower-fence run --resource nightly --wait 10m -- ./backup.sh --full
-  tower-fence run -E 0 --at-least 50s -- ./report.sh
-                                             each minute on several machines, from cron: one runs it
-  tower-fence run --max-time 1h -- ./report.sh
-  tower-fence run --direct -- ./report.sh    the lease is in the database TOWER_FENCE_DATABASE_URL";
+  tower-fence run --resource report -E 0 --at-least 50s -- ./report.sh
+      each minute on several machines, from cron: one runs it
+  tower-fence run --resource report --max-time 1h -- ./report.sh
+  tower-fence run --resource report --direct -- ./report.sh
+      the lease is in the database TOWER_FENCE_DATABASE_URL";
 
 impl RunArgs {
     pub fn resource(&self) -> Result<Resource, Failure> {
-        if let Some(name) = &self.resource {
-            if name.trim().is_empty() {
-                return Err(Failure::usage(
-                    "--resource or TOWER_FENCE_RESOURCE is blank: check whether it uses a variable that is not set",
-                ));
-            }
-            return resource(name);
-        }
-        let program = self.command.first().map(Path::new);
-        let name = program.and_then(Path::file_name).unwrap_or_default();
-        let Some(name) = name.to_str() else {
+        if self.resource.trim().is_empty() {
             return Err(Failure::usage(
-                "set the resource with --resource NAME: the file name of the command is not UTF-8",
+                "--resource or TOWER_FENCE_RESOURCE is blank: check whether it uses a variable that is not set",
             ));
-        };
-        if self.command.len() > 1 {
-            let name = shown(name);
-            return Err(Failure::usage(format!(
-                "set the resource with --resource NAME, for example --resource {name}-nightly: the default `{name}` \
-                 is only for a command without arguments, because `{name}` with other arguments may be another job"
-            )));
         }
-        resource(name)
+        resource(&self.resource)
     }
 
     pub fn owner(&self) -> Result<Owner, Failure> {
@@ -173,57 +151,4 @@ fn wait(text: &str) -> Result<Duration, String> {
         return Ok(Duration::MAX);
     }
     duration(text).map_err(|error| format!("{error}, or `forever`"))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
-
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        run: RunArgs,
-    }
-
-    fn resource_of(arguments: &[&[u8]]) -> Result<Resource, Failure> {
-        let arguments = [&[&b"run"[..]][..], arguments].concat();
-        let arguments = arguments.into_iter().map(OsStr::from_bytes);
-        Program::parse_from(arguments).run.resource()
-    }
-
-    #[test]
-    fn command_without_arguments_names_the_resource() {
-        for (program, name) in [
-            ("./backup.sh", "backup.sh"),
-            ("/usr/bin/pg_dumpall", "pg_dumpall"),
-            ("sh", "sh"),
-        ] {
-            let resource = resource_of(&[program.as_bytes()]).unwrap();
-            assert_eq!(resource.as_str(), name);
-        }
-        let refused: [&[&[u8]]; 8] = [
-            &[b"sh", b"backup.sh"],
-            &[b"linux64", b"./backup.sh"],
-            &[b"./backup.sh", b"--full"],
-            &[b".."],
-            &[b""],
-            &[b"job-\xe9.sh"],
-            &[b"--resource", b"", b"true"],
-            &[b"--resource", b" \t", b"true"],
-        ];
-        for refused in refused {
-            let failure = resource_of(refused).unwrap_err();
-            assert_eq!(failure.status, failure::USAGE, "{refused:?}");
-        }
-        let refused = resource_of(&[b"/usr/bin/pg_dump", b"shop"]).unwrap_err();
-        assert!(
-            refused.text.contains("--resource pg_dump-nightly"),
-            "{}",
-            refused.text
-        );
-    }
 }

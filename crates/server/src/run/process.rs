@@ -140,7 +140,13 @@ impl Process {
             {
                 self.send(Signal::CONT);
             }
-            Some(stopped) if !self.is_stop_reported && is_by_terminal(stopped) => {
+            // The terminal sends these signals to a process that uses it in the background.
+            Some(stopped)
+                if !self.is_stop_reported
+                    && [Signal::TTIN, Signal::TTOU]
+                        .map(Signal::as_raw)
+                        .contains(&stopped) =>
+            {
                 self.is_stop_reported = true;
                 logs::report(
                     "tower-fence: the command is stopped, because it uses the terminal in the background; the lease \
@@ -330,13 +336,6 @@ impl Place {
             _ => Self::OwnGroup,
         }
     }
-}
-
-/// Returns whether the terminal sends this signal to a process that uses it in the background.
-fn is_by_terminal(signal: i32) -> bool {
-    [Signal::TTIN, Signal::TTOU]
-        .iter()
-        .any(|sent| sent.as_raw() == signal)
 }
 
 /// Returns the exit status that a shell would report for a command.

@@ -26,19 +26,16 @@ use axum::{
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use http::{
-    HeaderValue, StatusCode,
+    HeaderValue,
     header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE},
 };
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
-use tower_fence::{
-    problem::{Problem, ProblemType},
-    sampler::Sampler,
-};
+use tower_fence::{problem::ProblemType, sampler::Sampler};
 use tracing::{Instrument, Span};
 use zeroize::Zeroizing;
 
-use super::args::AccessArgs;
+use super::{args::AccessArgs, metrics};
 use crate::{
     failure::Failure,
     secrets::{self, Secret},
@@ -294,10 +291,8 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
         report(&request, None, &ELSEWHERE, refused);
         let detail =
             "without secrets, the server accepts only an IP address or localhost as the Host";
-        return refuse(
-            Problem::new(ProblemType::OperatorsOnly).detail(detail),
-            None,
-        );
+        let problem = metrics::refused(ProblemType::OperatorsOnly);
+        return problem.detail(detail).into_response();
     }
     // The inner services do not need the secret.
     let authorization = request.headers_mut().remove(AUTHORIZATION);
@@ -325,7 +320,7 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
             static HOLDER: Sampler = Sampler::new();
             let refused = "refused a request for operators that has the secret of a holder";
             report(&request, None, &HOLDER, refused);
-            refuse(Problem::new(ProblemType::OperatorsOnly), None)
+            metrics::refused(ProblemType::OperatorsOnly).into_response()
         }
         None => {
             static UNKNOWN: Sampler = Sampler::new();
@@ -336,7 +331,8 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
                 None => CHALLENGES[0],
                 Some(_) => CHALLENGES[1],
             };
-            refuse(Problem::new(ProblemType::Unauthorized), Some(challenge))
+            let problem = metrics::refused(ProblemType::Unauthorized);
+            ([(WWW_AUTHENTICATE, challenge)], problem).into_response()
         }
     }
 }
@@ -367,20 +363,6 @@ fn basic(value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
 fn after<'a>(value: &'a [u8], scheme: &[u8]) -> Option<&'a [u8]> {
     let (given, rest) = value.split_at_checked(scheme.len())?;
     given.eq_ignore_ascii_case(scheme).then_some(rest)
-}
-
-fn refuse(problem: Problem, challenge: Option<&'static str>) -> Response {
-    let name = match problem.status_code() {
-        StatusCode::UNAUTHORIZED => ProblemType::Unauthorized.name(),
-        _ => ProblemType::OperatorsOnly.name(),
-    };
-    super::metrics::refused(name);
-    let mut response = problem.into_response();
-    if let Some(challenge) = challenge {
-        let challenge = HeaderValue::from_static(challenge);
-        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
-    }
-    response
 }
 
 #[cfg(test)]

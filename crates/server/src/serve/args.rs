@@ -46,10 +46,10 @@ pub struct ServeArgs {
     /// listen for notifications. At startup, and while /readyz finds the pool busy, it opens up to
     /// two others.
     #[arg(long, env = "TOWER_FENCE_DATABASE_CONNECTIONS", value_name = "NUMBER", default_value_t = 16,
-          value_parser = clap::value_parser!(u32).range(1..), help_heading = "Database")]
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub database_connections: u32,
     /// Creates or updates the tables before the server starts, like `tower-fence migrate`.
-    #[arg(long, env = "TOWER_FENCE_MIGRATE", value_parser = BoolishValueParser::new(), help_heading = "Database")]
+    #[arg(long, env = "TOWER_FENCE_MIGRATE", value_parser = BoolishValueParser::new())]
     pub migrate: bool,
     #[command(flatten)]
     pub first: FirstMigrationArgs,

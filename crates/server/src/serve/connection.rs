@@ -314,7 +314,7 @@ mod tests {
                 client_timeout: LONG,
                 idle_timeout: LONG,
                 drain: LONG,
-                stop: Stop::never(),
+                stop: Stop::default(),
             },
         };
         let (mut client, server) = duplex(1_024);

@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     args::LimitArgs,
     connection::{Connection, LAST_REQUEST, Shared},
-    metrics::{self, Open},
+    metrics,
     phase::State,
     stop::Stop,
     tls::Tls,
@@ -176,7 +176,7 @@ impl Connections {
         };
         let tls = self.tls.clone();
         self.tasks.spawn(async move {
-            let (_permit, _open, _entry) = (permit, Open::count(), entry);
+            let (_permit, _entry) = (permit, entry);
             connection.begin(stream, tls).await;
         });
     }
@@ -205,6 +205,7 @@ impl OpenConnections {
         states.0 += 1;
         let number = states.0;
         states.1.insert(number, Arc::clone(&state));
+        metrics::open_connections(states.1.len());
         let all = Arc::clone(self);
         (state, Entry { number, all })
     }
@@ -223,7 +224,9 @@ impl OpenConnections {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.all.states().1.remove(&self.number);
+        let mut states = self.all.states();
+        states.1.remove(&self.number);
+        metrics::open_connections(states.1.len());
     }
 }
 

@@ -36,12 +36,9 @@ enum Source {
 }
 
 /// The permit of a request.
-pub struct Place {
-    _permit: OwnedSemaphorePermit,
-    _caller: CallersPlace,
-}
+pub type Place = (OwnedSemaphorePermit, CallersPlace);
 
-struct CallersPlace {
+pub struct CallersPlace {
     callers: Arc<Callers>,
     source: Source,
 }
@@ -119,11 +116,11 @@ impl Limit {
 
     fn enter(&self, request: &Request) -> Result<Place, String> {
         let permit = Arc::clone(&self.free).try_acquire_owned();
-        let _permit = permit.map_err(|_| format!("the limit of {} is reached", self.kind))?;
+        let permit = permit.map_err(|_| format!("the limit of {} is reached", self.kind))?;
         let caller = self.callers.enter(Source::of(request));
-        let _caller =
+        let caller =
             caller.ok_or_else(|| format!("this caller's limit of {} is reached", self.kind))?;
-        Ok(Place { _permit, _caller })
+        Ok((permit, caller))
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{http::header::CONTENT_TYPE, routing::MethodRouter, routing::get};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use tower_fence::problem::ProblemType;
+use tower_fence::problem::{Problem, ProblemType};
 
 use crate::failure::Failure;
 
@@ -30,7 +30,7 @@ pub fn route() -> Result<MethodRouter, Failure> {
         .map_err(|error| failed(&error))?
         .install_recorder()
         .map_err(|error| failed(&error))?;
-    metrics::gauge!("tower_fence_server_connections").set(0.0);
+    open_connections(0);
     tower_fence::metrics::register();
     for problem in REFUSED {
         count_refused(problem.name(), 0);
@@ -54,27 +54,17 @@ pub fn connections_limit(limit: u32) {
     metrics::gauge!("tower_fence_server_connections_limit").set(limit);
 }
 
-/// Counts a request that was refused before it reached the issuer.
-pub fn refused(problem: &'static str) {
-    count_refused(problem, 1);
+/// Records the number of open connections.
+pub fn open_connections(count: usize) {
+    metrics::gauge!("tower_fence_server_connections").set(count as f64);
+}
+
+/// Returns the problem of a request that is refused before it reaches the issuer, and counts it.
+pub fn refused(problem: ProblemType) -> Problem {
+    count_refused(problem.name(), 1);
+    Problem::new(problem)
 }
 
 fn count_refused(problem: &'static str, count: u64) {
     metrics::counter!("tower_fence_server_refused_total", "problem" => problem).increment(count);
-}
-
-/// Counts a connection while it is open.
-pub struct Open;
-
-impl Open {
-    pub fn count() -> Self {
-        metrics::gauge!("tower_fence_server_connections").increment(1.0);
-        Self
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        metrics::gauge!("tower_fence_server_connections").decrement(1.0);
-    }
 }

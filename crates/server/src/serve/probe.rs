@@ -45,7 +45,7 @@ impl Reason {
     }
 
     /// Creates a reason without addresses or names.
-    pub fn text(text: &str) -> Self {
+    fn text(text: &str) -> Self {
         Self {
             complete: text.into(),
             shown: text.into(),
@@ -74,8 +74,10 @@ impl Probe {
         Self { check, shows }
     }
 
-    pub fn check(&self) -> Outcome {
-        (self.check)()
+    /// Checks the store. A check without a result after the timeout has failed.
+    pub async fn check(&self) -> Result<(), Reason> {
+        let checked = timeout(LIMIT + WHY, (self.check)()).await;
+        checked.unwrap_or_else(|_| Err(Reason::text("no answer in time")))
     }
 }
 
@@ -86,9 +88,9 @@ pub const NODES_WRITE: &str = "answers reads; its writes are checked by a test w
 const EXHAUSTED: &str = "no token is left: all epochs of the partition have been issued";
 
 /// The timeout of a check.
-pub const LIMIT: Duration = Duration::from_secs(2);
+const LIMIT: Duration = Duration::from_secs(2);
 /// The timeout for determining why the database does not answer.
-pub const WHY: Duration = Duration::from_secs(1);
+const WHY: Duration = Duration::from_secs(1);
 
 /// SQL that checks leases in Postgres. It calls the function that grants, in a transaction that is
 /// rolled back. The resource has a random name, so that no existing lease conflicts.
@@ -109,7 +111,7 @@ pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: &str)
     let reads = reads(leases, ANSWERS_READS);
     let grants = in_database(ACCEPTS_GRANTS, fence, in_schema(GRANT, schema));
     Probe::new(ACCEPTS_GRANTS, move || {
-        let (reads, grants) = (reads.check(), grants.check());
+        let (reads, grants) = ((reads.check)(), (grants.check)());
         async move {
             reads.await?;
             grants.await

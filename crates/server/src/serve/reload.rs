@@ -82,6 +82,10 @@ impl Reload {
         );
         let has_secrets_file = holders.is_some() || operators.is_some();
         let has_key_file = self.leases.token_key_file.is_some();
+        let certificate = self
+            .tls
+            .as_ref()
+            .map_or(Ok(()), |tls| tls.replace(&self.files));
         let read = [
             (
                 "secrets of clients",
@@ -89,7 +93,7 @@ impl Reload {
                 self.access.replace(&self.files),
             ),
             ("token keys", has_key_file, self.keys()),
-            ("certificate", self.tls.is_some(), self.certificate()),
+            ("certificate", self.tls.is_some(), certificate),
         ];
         let mut reloaded = vec![];
         for (what, is_in_file, outcome) in read {
@@ -117,12 +121,6 @@ impl Reload {
                 );
             }
         }
-    }
-
-    fn certificate(&self) -> Result<(), Failure> {
-        self.tls
-            .as_ref()
-            .map_or(Ok(()), |tls| tls.replace(&self.files))
     }
 
     fn keys(&self) -> Result<(), Failure> {

@@ -10,25 +10,22 @@ use std::time::Duration;
 
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::watch,
     time::sleep,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{failure::Failure, logs};
 
 /// How long a request may stay in the queue after the server has closed.
 const QUEUE_GRACE: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    Running,
-    Stopping,
-    Closing,
+/// A handle that reports the stage of the shutdown. The handle is cheap to clone. The default handle
+/// is that of a server that never stops.
+#[derive(Clone, Default)]
+pub struct Stop {
+    begun: CancellationToken,
+    closing: CancellationToken,
 }
-
-/// A handle that reports the stage of the shutdown. The handle is cheap to clone.
-#[derive(Clone)]
-pub struct Stop(watch::Receiver<Stage>);
 
 impl Stop {
     /// Installs the handlers of SIGTERM and SIGINT. The server closes when `delay` has passed after
@@ -37,7 +34,8 @@ impl Stop {
         let failed = |error| Failure::unavailable("cannot handle signals", &error);
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-        let (stages, stage) = watch::channel(Stage::Running);
+        let stop = Self::default();
+        let Self { begun, closing } = stop.clone();
         tokio::spawn(async move {
             let mut next = async || {
                 tokio::select! {
@@ -46,54 +44,41 @@ impl Stop {
                 }
             };
             next().await;
-            stages.send_replace(Stage::Stopping);
+            begun.cancel();
             tracing::info!(?delay, "stopping: requests in progress finish first");
-            let closing = async {
+            let close = async {
                 sleep(delay).await;
-                stages.send_replace(Stage::Closing);
+                closing.cancel();
                 std::future::pending::<()>().await;
             };
             tokio::select! {
                 () = next() => {}
-                () = closing => {}
+                () = close => {}
             }
             tracing::warn!("stopped immediately by a second signal");
             logs::flush();
             std::process::exit(1);
         });
-        Ok(Self(stage))
-    }
-
-    /// A handle of a server that never stops.
-    pub fn never() -> Self {
-        Self(watch::channel(Stage::Running).1)
+        Ok(stop)
     }
 
     pub fn has_begun(&self) -> bool {
-        *self.0.borrow() >= Stage::Stopping
+        self.begun.is_cancelled()
     }
 
     /// Waits for the first signal.
     pub async fn begun(&self) {
-        self.reaches(Stage::Stopping).await;
+        self.begun.cancelled().await;
     }
 
     /// Waits until the server closes.
     pub async fn closing(&self) {
-        self.reaches(Stage::Closing).await;
+        self.closing.cancelled().await;
     }
 
     /// Waits until requests must leave the queue.
     pub async fn queue_over(self) {
         self.closing().await;
         sleep(QUEUE_GRACE).await;
-    }
-
-    async fn reaches(&self, stage: Stage) {
-        let mut now = self.0.clone();
-        // Only `never` and the end of the runtime drop the sender.
-        if now.wait_for(|now| *now >= stage).await.is_err() {
-            std::future::pending().await
-        }
     }
 }

@@ -29,13 +29,9 @@ use tokio::{
     runtime::Handle,
     time::{error::Elapsed, sleep, timeout},
 };
-use tower_fence::{
-    issuer::Rejection,
-    lease::LeaseError,
-    problem::{Problem, ProblemType},
-};
+use tower_fence::{issuer::Rejection, lease::LeaseError, problem::ProblemType};
 
-use super::{args::LimitArgs, limits::Limit, probe::Recent, stop::Stop};
+use super::{args::LimitArgs, limits::Limit, metrics, probe::Recent, stop::Stop};
 
 /// How long the number of background tasks must stay the same before `settle` returns.
 const CALM: Duration = Duration::from_millis(500);
@@ -208,15 +204,13 @@ async fn in_memory(request: Request) -> Result<Request, Elapsed> {
 }
 
 fn body_timeout() -> Response {
-    super::metrics::refused(ProblemType::BodyTimeout.name());
-    Problem::new(ProblemType::BodyTimeout)
+    metrics::refused(ProblemType::BodyTimeout)
         .detail(format!("the body did not arrive within {BODY_TIMEOUT:?}"))
         .into_response()
 }
 
 fn busy(detail: &str) -> Response {
-    super::metrics::refused(ProblemType::ServerBusy.name());
-    Problem::new(ProblemType::ServerBusy)
+    metrics::refused(ProblemType::ServerBusy)
         .detail(detail)
         .retry_after(Duration::from_secs(1))
         .into_response()

@@ -1,19 +1,16 @@
 //! The part of `check` that concerns Postgres.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, Postgres, Row,
     postgres::{PgConnectOptions, PgRow},
 };
-use tokio::time::timeout;
 use tower_fence::{AdmitError, Fence};
 
-use super::report::Report;
+use super::report::{Report, within};
 use crate::{database::DatabaseArgs, failure::chain};
 
-/// The timeout for an answer of the database.
-const LIMIT: Duration = Duration::from_secs(10);
 /// The smallest difference between the clocks that is reported as a note, in seconds.
 const NOTICEABLE: f64 = 1.0;
 /// The oldest version that the fence supports, as `server_version_num`.
@@ -310,14 +307,6 @@ async fn missing(
     );
     let sql = sqlx::raw_sql(AssertSqlSafe(sql));
     sql.fetch_one(conn).await?.try_get(0)
-}
-
-/// Returns the answer of the database, or an error if there is none within the timeout.
-async fn within<T>(answer: impl Future<Output = sqlx::Result<T>>) -> Result<T, String> {
-    match timeout(LIMIT, answer).await {
-        Ok(answer) => answer.map_err(|error| chain(&error)),
-        Err(_) => Err("no answer in time".into()),
-    }
 }
 
 #[cfg(test)]

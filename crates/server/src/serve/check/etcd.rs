@@ -1,17 +1,11 @@
 //! The part of `check` that concerns etcd.
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use reqwest::Client;
 use serde_json::Value;
-use tokio::time::timeout;
 
-use super::report::{Answer, Report};
-use crate::{failure::chain, secrets::address, serve::etcd::EtcdArgs};
-
-/// The timeout for the answer of a member.
-const LIMIT: Duration = Duration::from_secs(5);
+use super::report::{Answer, Report, within};
+use crate::{secrets::address, serve::etcd::EtcdArgs};
 
 /// Reports on each configured member. Returns whether any member is configured.
 pub async fn look(args: &EtcdArgs, report: &mut Report) -> bool {
@@ -29,12 +23,11 @@ pub async fn look(args: &EtcdArgs, report: &mut Report) -> bool {
 }
 
 async fn ask(client: &Client, url: &str) -> Answer {
-    let answer = match timeout(LIMIT, version(client, url)).await {
-        Ok(Ok(version)) => Ok(format!("etcd {version}")),
-        Ok(Err(error)) => Err(chain(&error)),
-        Err(_) => Err("no answer in time".into()),
-    };
-    (address(url), answer)
+    let version = within(version(client, url)).await;
+    (
+        address(url),
+        version.map(|version| format!("etcd {version}")),
+    )
 }
 
 /// Returns the version of a member. A member reports it without authentication.

@@ -1,22 +1,18 @@
 //! The part of `check` that concerns Redis.
 
-use std::{error::Error, time::Duration};
+use std::error::Error;
 
 use futures_util::future::join_all;
 use redis::RedisResult;
 use sqlx::Postgres;
-use tokio::time::timeout;
 use tower_fence::Fence;
 
-use super::report::{Answer, Report};
+use super::report::{Answer, Report, within};
 use crate::{
     failure::chain,
     secrets::{address, words},
     serve::redis::{RedisArgs, RedisMode},
 };
-
-/// The timeout for the answer of a server.
-const LIMIT: Duration = Duration::from_secs(5);
 
 /// Reports on each configured server. Returns whether any server is configured.
 pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
@@ -57,12 +53,8 @@ pub async fn look_at_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &m
 }
 
 async fn ask(place: String, client: redis::Client) -> Answer {
-    let answer = match timeout(LIMIT, information(client)).await {
-        Ok(Ok(text)) => Ok(version(&text)),
-        Ok(Err(error)) => Err(chain(&error)),
-        Err(_) => Err("no answer in time".into()),
-    };
-    (place, answer)
+    let text = within(information(client)).await;
+    (place, text.map(|text| version(&text)))
 }
 
 /// Returns the answer of a server to INFO; an empty one if the user may not run INFO.

@@ -1,14 +1,19 @@
 //! The findings of `check`, and their output.
 
-use std::fmt;
+use std::{error::Error, fmt, time::Duration};
 
 use serde_json::{Value, json};
 
+use tokio::time::timeout;
+
 use crate::{
-    failure::{CONFIGURATION, Failure},
+    failure::{CONFIGURATION, Failure, chain},
     logs,
     operate::print,
 };
+
+/// The timeout for the answer of a server.
+const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
@@ -38,6 +43,16 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (level, subject, text) = (self.level.name(), self.subject, &self.text);
         write!(f, "{level:<7}  {subject:<10}  {text}")
+    }
+}
+
+/// Returns the answer of a server, or an error if there is none within the timeout.
+pub async fn within<T, E: Error + 'static>(
+    answer: impl Future<Output = Result<T, E>>,
+) -> Result<T, String> {
+    match timeout(LIMIT, answer).await {
+        Ok(answer) => answer.map_err(|error| chain(&error)),
+        Err(_) => Err("no answer in time".into()),
     }
 }
 
