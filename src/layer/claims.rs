@@ -18,12 +18,6 @@ pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<
     if tokens.is_empty() && !named.is_empty() {
         return Err(Refusal::TokenRequired);
     }
-    let stranger = |token: &FencingToken| {
-        let resource = token.resource.as_ref();
-        resource
-            .filter(|&resource| !named.contains(resource))
-            .cloned()
-    };
     let found = tokens.len();
     if named.len() == 1 && found > 1 {
         return Err(MalformedToken::Count { found }.into());
@@ -31,7 +25,13 @@ pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<
     if named.len() > 1 && tokens.iter().any(|token| token.resource.is_none()) {
         return Err(MalformedToken::Unnamed.into());
     }
-    if let Some(token_resource) = tokens.iter().find_map(stranger) {
+    let other_resource = |token: &FencingToken| {
+        let resource = token.resource.as_ref();
+        resource
+            .filter(|&resource| !named.contains(resource))
+            .cloned()
+    };
+    if let Some(token_resource) = tokens.iter().find_map(other_resource) {
         return Err(Refusal::WrongResource {
             resources,
             token_resource,
@@ -46,12 +46,13 @@ pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<
     Claims::new(claims).ok_or_else(|| ResourceError::Nothing.into())
 }
 
+/// Returns the token of the member that names the resource or omits the parameter.
 fn token_for(resource: &Resource, tokens: &[FencingToken]) -> Option<Token> {
-    let made_for = |token: &&FencingToken| {
+    let is_for = |token: &&FencingToken| {
         let named = token.resource.as_ref();
         named.is_none_or(|named| named == resource)
     };
-    tokens.iter().find(made_for).map(|token| token.token)
+    tokens.iter().find(is_for).map(|token| token.token)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use sqlx::{Execute, FromRow};
 use super::{
     extract::{NoTransaction, Passed},
     on_begin::OnBegin,
-    refusal::{Refusal, of_statement},
+    refusal::{Refusal, problem_of_statement},
     report,
 };
 use crate::{
@@ -88,7 +88,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     ///
     /// If the future is dropped, it leaves no open transaction and no lock.
     pub async fn begin(self) -> Result<FencedTx<DB>, Refusal> {
-        if let Some(tx) = self.begun() {
+        if let Some(tx) = self.begun_by_layer() {
             return Ok(tx);
         }
         if !self.slot.start_begin() {
@@ -103,7 +103,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// Returns the transaction that the layer has begun, if the request has an idempotency key.
     /// Without a key, a transaction in the slot belongs to an earlier call to the handler, and must
     /// not be used again.
-    fn begun(&self) -> Option<FencedTx<DB>> {
+    fn begun_by_layer(&self) -> Option<FencedTx<DB>> {
         let has_key = self.slot.has_key();
         has_key.then(|| FencedTx::borrow(&self.slot)).flatten()
     }
@@ -158,12 +158,13 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         T: for<'r> FromRow<'r, DB::Row>,
     {
         let mut statement = Statement::new(query)?;
-        if let Some(mut tx) = self.begun() {
+        if let Some(mut tx) = self.begun_by_layer() {
             return typed(tx.write(&mut statement).await?);
         }
         if !self.slot.start_begin() {
             return Err(CommitError::Escaped.into());
         }
+        // The hook needs an open transaction, in which the statement then runs.
         let hooked = match self.on_begin.is_some() {
             true => Some(self.open().await.map_err(|refusal| not_opened(&refusal))?),
             false => None,
@@ -223,7 +224,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 fn not_opened(refusal: &Refusal) -> WriteError {
     match refusal {
         Refusal::Admit(error) => error.clone().into(),
-        Refusal::OnBegin(error) => match of_statement(error) {
+        Refusal::OnBegin(error) => match problem_of_statement(error) {
             ProblemType::FenceBusy => AdmitError::Busy(error.clone()).into(),
             ProblemType::StoreUnavailable => AdmitError::Unavailable(error.clone()).into(),
             _ => WriteError::Statement(error.clone()),
@@ -250,13 +251,12 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for PendingWrite<DB> {
         if let Some(pending) = parts.extensions.remove::<Self>() {
             return Ok(pending);
         }
-        Err(if parts.extensions.get::<Slot<DB>>().is_some() {
-            match parts.extensions.get() {
-                Some(Passed::Fenced { deferred: true, .. }) => NoTransaction::InUse,
-                _ => NoTransaction::NotDeferred,
-            }
-        } else {
-            NoTransaction::without_layer::<DB>(parts)
+        if parts.extensions.get::<Slot<DB>>().is_none() {
+            return Err(NoTransaction::without_layer::<DB>(parts));
+        }
+        Err(match parts.extensions.get() {
+            Some(Passed::Fenced { deferred: true, .. }) => NoTransaction::InUse,
+            _ => NoTransaction::NotDeferred,
         })
     }
 }

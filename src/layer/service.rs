@@ -142,10 +142,10 @@ where
         let config = Arc::clone(&self.config);
         let route = request.extensions().get::<MatchedPath>();
         let route = route.map(MatchedPath::as_str);
-        let span = tracing::error_span!("fence", route, resource = Empty, token = Empty);
         // The level is ERROR, so that log lines in this span have its fields even with the filter
-        // `warn`. `Span::current` is not used, because it returns a span of the application if a
-        // filter disables this one.
+        // `warn`.
+        let span = tracing::error_span!("fence", route, resource = Empty, token = Empty);
+        // If a filter disables this span, `Span::current` returns a span of the application.
         let fields = span.clone();
         let call = async move {
             let response = config.respond(inner, request, &fields).await?;
@@ -267,22 +267,18 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         }
     }
 
+    /// Reads the rest of a body in the background, even if the client expected `100 Continue`.
     fn discard_sent(&self, body: Body) {
         let discarding = body::discard(body, self.body_limit_bytes, self.body_timeout);
         tokio::spawn(discarding);
     }
 
     /// Reads the body. If the body is too large, discards the rest.
-    pub(super) async fn read_body(
-        &self,
-        parts: &Parts,
-        mut body: Body,
-    ) -> Result<Collected<Bytes>, Refusal> {
+    async fn read_body(&self, parts: &Parts, mut body: Body) -> Result<Collected<Bytes>, Refusal> {
         let is_declared = body.size_hint().lower() > self.body_limit_bytes as u64;
         let read = body::read(&mut body, self.body_limit_bytes, self.body_timeout).await;
         match read {
             Err(BodyError::TooLarge { .. }) if is_declared => self.discard(parts, body),
-            // The client has already sent a part of its body.
             Err(BodyError::TooLarge { .. }) => self.discard_sent(body),
             _ => {}
         }
@@ -291,7 +287,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
 
     /// Runs the checks that do not need the body. If the request has an idempotency key, returns
     /// the id of its record.
-    async fn look_up(
+    async fn check_head(
         &self,
         parts: &mut Parts,
         claims: &Claims,
@@ -311,17 +307,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(None)
     }
 
-    /// Reads the body before the request takes a connection. Then admits the claims, or returns the
-    /// stored response.
+    /// Reads the body before the request takes a connection. Then admits the claims or returns the
+    /// stored response. If the layer is deferred and the request has no idempotency key, leaves the
+    /// admission to the handler.
     async fn admit(
         &self,
         parts: &mut Parts,
         claims: Claims,
         body: Body,
     ) -> Result<Entry<DB>, Refusal> {
-        // A fenced read is a reusable write that writes nothing.
         let is_read = parts.method.is_safe();
-        let record = match self.look_up(parts, &claims).await {
+        let record = match self.check_head(parts, &claims).await {
             Ok(record) => record,
             Err(refusal) => {
                 self.discard(parts, body);
@@ -337,9 +333,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             name: "tower_fence_admission_seconds",
             since: Instant::now(),
         });
-        let never_granted = self.never_granted(&claims).await?;
+        let unknown_epoch = self.unknown_epoch(&claims).await?;
         let Some((keys, id)) = record else {
-            if let Some(claim) = never_granted {
+            if let Some(claim) = unknown_epoch {
                 return Err(Refusal::UnknownEpoch(claim));
             }
             if is_deferred {
@@ -350,11 +346,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 false => self.fence.begin_admitted(claims, self.token_use).await,
             };
             drop(admission);
-            let slot = self.admitted(parts, begun?).await?;
+            let slot = self.fill_slot(parts, begun?).await?;
             return Ok(Entry::Write(slot, body));
         };
         let request = keys.keyed(id, parts, &claims, &bytes);
-        if let Some(claim) = never_granted {
+        if let Some(claim) = unknown_epoch {
             let answered = self.fence.answered(&request).await?;
             return answered
                 .map(|stored| Entry::Replay(replay(stored)))
@@ -364,21 +360,23 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let begun = begun.await;
         drop(admission);
         Ok(match begun? {
-            Once::First(tx) => Entry::Write(self.admitted(parts, tx).await?, body),
+            Once::First(tx) => Entry::Write(self.fill_slot(parts, tx).await?, body),
             Once::Replay(stored) => Entry::Replay(replay(stored)),
         })
     }
 
-    /// Returns a claim whose token was never granted, if the layer checks for such tokens.
-    async fn never_granted(&self, claims: &Claims) -> Result<Option<Claim>, AdmitError> {
+    /// Returns a claim whose token has an epoch that this database has never issued, if the layer
+    /// checks the epochs.
+    async fn unknown_epoch(&self, claims: &Claims) -> Result<Option<Claim>, AdmitError> {
         if !self.known_epochs {
             return Ok(None);
         }
         Ok(self.fence.unknown_epoch(claims).await?.cloned())
     }
 
-    /// Runs the hook in a transaction and moves the transaction into a slot.
-    async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Refusal> {
+    /// Runs the hook in a transaction in which the claims were admitted, moves the transaction into
+    /// a slot, and reports the admission.
+    async fn fill_slot(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Refusal> {
         if let Some(hook) = &self.on_begin {
             tx = on_begin::run(hook, parts, tx, self.fence.limits().hold_timeout).await?;
         }
