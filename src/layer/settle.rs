@@ -44,13 +44,16 @@ use crate::{
 /// Maximum time that the response to a handler timeout waits for the end of the transaction.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The ways in which a handler ends.
+/// Way in which a handler has ended.
 pub(super) enum HandlerEnd<E> {
     /// The response, the outcome that decides how the transaction ends, and the copy of the
     /// response to be stored.
     Response(Response, Outcome, Option<StoredResponse>),
+    /// The handler succeeded, but its response cannot be stored under the idempotency key.
     Unstorable(UnstorableResponse),
+    /// The inner service returned an error instead of a response.
     Error(E),
+    /// The handler panicked. The value is the payload of the panic.
     Panic(Box<dyn Any + Send>),
 }
 
@@ -104,7 +107,9 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     let open = CloseOnDrop { fence, slot };
     let resource = &open.slot.claims().first().resource;
     let Ok(mut handler_end) = timeout(within, handler).await else {
-        return Ok(too_late(fence, &open.slot).await.respond(Some(resource)));
+        return Ok(end_after_timeout(fence, &open.slot)
+            .await
+            .respond(Some(resource)));
     };
     let closed = open.slot.close();
     if let HandlerEnd::Response(response, outcome, _) = &mut handler_end
@@ -127,7 +132,7 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
         (HandlerEnd::Response(..) | HandlerEnd::Unstorable(_), Err(refusal)) => {
             Ok(refusal.respond(Some(resource)))
         }
-        // The fence could not be raised.
+        // The fence could not be raised, or the handler has not ended its COMMIT.
         (
             HandlerEnd::Error(_),
             Err(refusal @ (Refusal::Admit(_) | Refusal::Commit(CommitError::OutcomeUnknown(_)))),
@@ -144,7 +149,7 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
 
 /// Ends the transaction of a handler that took too long. Returns the refusal that describes the
 /// outcome.
-async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refusal {
+async fn end_after_timeout<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refusal {
     let closed = slot.close();
     let answer = match &closed.place {
         Place::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
@@ -234,6 +239,7 @@ async fn end_transaction<DB: FenceDatabase>(
     Err(error.into())
 }
 
+/// Logs a failed raise that the response does not report.
 fn not_raised(error: &AdmitError) {
     tracing::error!(
         error = Chain(error).to_string(),
@@ -241,6 +247,7 @@ fn not_raised(error: &AdmitError) {
     );
 }
 
+/// Returns the error for a COMMIT of the handler whose outcome is unknown.
 fn unknown(why: &str) -> CommitError {
     CommitError::OutcomeUnknown(Arc::new(sqlx::Error::Protocol(why.into())))
 }

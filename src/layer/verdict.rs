@@ -102,7 +102,7 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Pending | Place::Beginning | Place::Refused(_), Served::Success) => Verdict::Refuse,
         (Place::Pending | Place::Beginning | Place::Refused(_), _) => Verdict::Answer,
         (Place::Home { .. }, Served::Success) => Verdict::Commit,
-        (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Answer,
+        (Place::Home { .. } | Place::Empty(_), Served::Rejected) => Verdict::Answer,
         // A rollback would release the row lock before the raise, so an older write could follow
         // the read.
         (Place::Home { .. }, Served::Failure) if outcome.is_finding() => Verdict::Commit,
@@ -115,24 +115,28 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         // The handler has received the error of its COMMIT, so its response accounts for the
         // failure.
         (Place::Settled(Err(_)), Served::Failure) => Verdict::Raise,
-        (Place::Settled(Err(_)), Served::TurnedAway) => Verdict::Answer,
+        (Place::Settled(Err(_)), Served::Rejected) => Verdict::Answer,
         (Place::Settled(Err(_)), Served::Success) => Verdict::RaiseAndRefuse,
         // The handler, or a task that it started, still has the transaction, and can no longer
         // commit it.
-        (Place::Lent | Place::Closed, Served::TurnedAway) => Verdict::Answer,
+        (Place::Lent | Place::Closed, Served::Rejected) => Verdict::Answer,
         // The handler, or a task that it started, still has the transaction or is committing it.
         (Place::Lent | Place::Committing | Place::Closed, _) => Verdict::RaiseAndRefuse,
     }
 }
 
+/// Class of a handler's outcome.
 #[derive(Clone, Copy, PartialEq)]
 enum Served {
+    /// The handler's writes must be committed.
     Success,
+    /// The handler failed, or its response may be based on data that it has seen.
     Failure,
-    TurnedAway,
+    /// The response rejects the client or its request, without serving it.
+    Rejected,
 }
 
-/// Classifies a response.
+/// Classifies an outcome. `used` is whether the handler has used its transaction.
 ///
 /// The statuses 401, 403 and 405 reject a client without permissions, whose token may be any
 /// number. The other statuses up to 431 in this function reject an invalid request, for example
@@ -145,8 +149,8 @@ fn served(outcome: Outcome, used: bool) -> Served {
     match outcome.status.map(|status| status.as_u16()) {
         Some(..400) if outcome.rolls_back => Served::Failure,
         Some(..400) => Served::Success,
-        Some(401 | 403 | 405) => Served::TurnedAway,
-        Some(400 | 406 | 411 | 413..=415 | 417 | 422 | 426 | 431) if !used => Served::TurnedAway,
+        Some(401 | 403 | 405) => Served::Rejected,
+        Some(400 | 406 | 411 | 413..=415 | 417 | 422 | 426 | 431) if !used => Served::Rejected,
         // A handler that was interrupted may also have seen data.
         Some(_) | None => Served::Failure,
     }
