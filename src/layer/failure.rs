@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 
-use super::{Refusal, refusal::of_statement, report};
+use super::{Refusal, refusal::problem_of_statement, report};
 use crate::{
     chain::Chain,
     events,
@@ -126,7 +126,7 @@ pub(super) fn count(response: &mut Response, resource: Option<&Resource>) {
 
 /// Logs a failed statement, and returns the response.
 fn failed(error: &Arc<sqlx::Error>) -> Response {
-    let kind = of_statement(error);
+    let kind = problem_of_statement(error);
     let problem = match kind {
         ProblemType::FenceBusy => Problem::from(&Refusal::from(AdmitError::Busy(error.clone()))),
         ProblemType::StoreUnavailable => {

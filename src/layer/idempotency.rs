@@ -219,7 +219,7 @@ impl Idempotency {
                 }
                 digest("scope", names.as_slice())
             }
-            None => resources(claims),
+            None => resources_digest(claims),
         };
         let principal = match &self.principal {
             Some(principal) => principal(parts),
@@ -231,6 +231,8 @@ impl Idempotency {
         Ok(Some(RecordId { scope, key }))
     }
 
+    /// Returns the request under its idempotency key, with the fingerprint by which a repetition is
+    /// recognized.
     pub(super) fn keyed(
         &self,
         id: RecordId,
@@ -269,7 +271,8 @@ fn authorization(headers: &HeaderMap) -> Result<[u8; 32], Refusal> {
     Ok(hash.finalize().into())
 }
 
-fn resources(claims: &Claims) -> [u8; 32] {
+/// Returns a digest of the resources of a request.
+fn resources_digest(claims: &Claims) -> [u8; 32] {
     digest("resources", claims.iter().map(|claim| &claim.resource))
 }
 
@@ -300,7 +303,7 @@ fn fingerprint(parts: &Parts, claims: &Claims, body: &Bytes) -> [u8; 32] {
         hash.update(text);
     }
     hash.update(b" ");
-    hash.update(resources(claims));
+    hash.update(resources_digest(claims));
     hash.update(body);
     hash.finalize().into()
 }

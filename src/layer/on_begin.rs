@@ -41,6 +41,7 @@ impl<DB: FenceDatabase> OnBegin<DB> {
         }
     }
 
+    /// Runs the hook in the transaction of a deferred write.
     pub(super) async fn run(
         &self,
         tx: FencedTx<DB>,

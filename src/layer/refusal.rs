@@ -153,7 +153,7 @@ impl Refusal {
             },
             Self::Forged(_) => ProblemType::ForgedToken,
             Self::UnknownEpoch(_) => ProblemType::UnknownEpoch,
-            Self::OnBegin(error) => of_statement(error),
+            Self::OnBegin(error) => problem_of_statement(error),
             Self::OnBeginTimeout(_) => ProblemType::HandlerTimeout,
             Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
             Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
@@ -201,7 +201,7 @@ impl Refusal {
 }
 
 /// Returns the metrics label for the reason why a token is stale.
-const fn why(stale: &StaleToken) -> &'static str {
+const fn stale_reason(stale: &StaleToken) -> &'static str {
     if stale.by_floor {
         "floor"
     } else if stale.used {
@@ -211,8 +211,8 @@ const fn why(stale: &StaleToken) -> &'static str {
     }
 }
 
-/// Returns the problem type for a failed statement of the application.
-pub(super) fn of_statement(error: &sqlx::Error) -> ProblemType {
+/// Returns the problem type of a failed statement of the application.
+pub(super) fn problem_of_statement(error: &sqlx::Error) -> ProblemType {
     match Fault::of(error) {
         Fault::Contention | Fault::Collision => ProblemType::FenceBusy,
         Fault::Lost | Fault::Silent => ProblemType::StoreUnavailable,
@@ -285,7 +285,7 @@ impl Refusal {
     pub(super) fn respond(self, resource: Option<&Resource>) -> Response {
         self.log();
         let problem = self.problem_type().name();
-        metrics::refused(problem, self.stale().map(why));
+        metrics::refused(problem, self.stale().map(stale_reason));
         match &self {
             Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
             // `Verification` has already reported the forged token.
@@ -335,7 +335,7 @@ mod tests {
         let refused = |by_floor, used| {
             let stale = stale(by_floor, used);
             (
-                why(&stale),
+                stale_reason(&stale),
                 members(&Refusal::from(AdmitError::Stale(stale))),
             )
         };

@@ -1,6 +1,6 @@
-//! Reports of admissions and refusals to the log, the metrics and the console. A client can cause
-//! these lines, so each kind of line is logged at most once per second. The metrics count each
-//! refusal.
+//! Reports of admissions to the metrics and the console, and of refusals to the log. A client can
+//! cause these lines, so each kind of line is logged at most once per second. The metrics count
+//! each refusal.
 
 use std::error::Error;
 
@@ -21,11 +21,11 @@ pub(super) fn admitted(claims: &Claims, is_read: bool) {
 // All layers share these samplers, because they write to the same log.
 static STALE: Sampler = Sampler::new();
 static USED: Sampler = Sampler::new();
-static UNSIGNED: Sampler = Sampler::new();
+static REFUSED_UNSIGNED: Sampler = Sampler::new();
 static INCOMPLETE: Sampler = Sampler::new();
 static UNKNOWN_KEY: Sampler = Sampler::new();
 static WRONG_MAC: Sampler = Sampler::new();
-static ACCEPTED: Sampler = Sampler::new();
+static ACCEPTED_UNSIGNED: Sampler = Sampler::new();
 static NO_PRINCIPAL: Sampler = Sampler::new();
 static BUSY: Sampler = Sampler::new();
 static REFUSED: Sampler = Sampler::new();
@@ -55,7 +55,7 @@ pub(super) fn stale(stale: &StaleToken) {
 /// reason, such as those after a failed key rotation.
 pub(super) fn forged(token: &FencingToken, why: &Forged) {
     let sampler = match why {
-        Forged::Unsigned => &UNSIGNED,
+        Forged::Unsigned => &REFUSED_UNSIGNED,
         Forged::Incomplete => &INCOMPLETE,
         Forged::UnknownKey(_) => &UNKNOWN_KEY,
         Forged::WrongMac(_) => &WRONG_MAC,
@@ -74,7 +74,7 @@ pub(super) fn forged(token: &FencingToken, why: &Forged) {
 
 /// Logs an accepted unsigned token, so that an operator can find its sender.
 pub(super) fn unsigned(token: &FencingToken) {
-    if let Some(suppressed) = ACCEPTED.next() {
+    if let Some(suppressed) = ACCEPTED_UNSIGNED.next() {
         tracing::info!(
             resource = token.resource.as_ref().map(Resource::as_str),
             presented_token = token.token.get(),

@@ -81,6 +81,7 @@ fn write_headers(headers: &HeaderMap, names: &[HeaderName]) -> Vec<u8> {
     lines
 }
 
+/// Reads the lines that [`write_headers`] has written. Omits invalid lines.
 fn read_headers(lines: &[u8], headers: &mut HeaderMap) {
     for line in lines.split(|byte| *byte == b'\n') {
         // The first colon ends the name.
