@@ -31,18 +31,18 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Returns the timeout of a statement of the fence, including the wait for the row lock.
-    pub(super) const fn statement(self) -> Duration {
+    pub(super) const fn statement_timeout(self) -> Duration {
         self.lock_timeout.saturating_add(self.answer_timeout)
     }
 
     /// Returns the timeout of a statement of the application, which may use the whole hold timeout,
-    /// or of a statement that changes many rows.
-    pub(super) const fn write(self) -> Duration {
-        self.statement().saturating_add(self.work())
+    /// or of a statement of the fence that may change many rows.
+    pub(super) const fn write_timeout(self) -> Duration {
+        self.statement_timeout().saturating_add(self.work_timeout())
     }
 
     /// Returns the maximum duration of a statement, without its waits for locks.
-    pub(super) const fn work(self) -> Duration {
+    pub(super) const fn work_timeout(self) -> Duration {
         match self.is_long {
             true => self.hold_timeout.saturating_add(LONG_STATEMENT),
             false => self.hold_timeout,
@@ -65,17 +65,17 @@ impl Limits {
         }
     }
 
-    /// Returns the maximum duration of a transaction in which no timeout passes. The duration is
-    /// the sum of these timeouts: the reservation of an idempotency key, one admission for each
+    /// Returns the maximum duration of a transaction in which no other timeout passes. The duration
+    /// is the sum of these timeouts: the reservation of an idempotency key, one admission for each
     /// lock, the hook and the handler, and COMMIT.
-    pub(super) const fn whole(self) -> Duration {
+    pub(super) const fn transaction_timeout(self) -> Duration {
         let reservation = match self.key_timeout {
             Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
             None => Duration::ZERO,
         };
         reservation
-            .saturating_add(self.statement().saturating_mul(self.locks))
-            .saturating_add(self.work())
+            .saturating_add(self.statement_timeout().saturating_mul(self.locks))
+            .saturating_add(self.work_timeout())
             .saturating_add(self.answer_timeout)
     }
 }
@@ -128,17 +128,20 @@ mod tests {
                 key_timeout,
                 ..limits
             };
-            assert_eq!(limits.whole(), secs(whole));
+            assert_eq!(limits.transaction_timeout(), secs(whole));
         }
         // A long statement does not extend the timeout of an idle transaction.
         let long = limits.long();
-        assert_eq!((long.hold_timeout, long.work()), (secs(100), secs(700)));
-        assert_eq!(long.whole(), secs(1_001 + 700 + 1));
+        assert_eq!(
+            (long.hold_timeout, long.work_timeout()),
+            (secs(100), secs(700))
+        );
+        assert_eq!(long.transaction_timeout(), secs(1_001 + 700 + 1));
         let longest = Limits {
             lock_timeout: Duration::MAX,
             ..several
         };
-        assert_eq!(longest.whole(), Duration::MAX);
+        assert_eq!(longest.transaction_timeout(), Duration::MAX);
     }
 
     #[test]

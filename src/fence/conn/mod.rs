@@ -26,13 +26,14 @@ use super::{
     sql::{Names, TransactionManager, Transactions},
 };
 
-/// Maximum age of an early transaction when a request takes it.
+/// Maximum age of an early transaction when a request takes it. An early transaction begins before
+/// its request, together with the COMMIT of the previous transaction on the connection.
 const MAX_AGE: Duration = Duration::from_millis(5);
 
 /// Returns whether an early transaction is recent enough for a request. `sent` is the time at which
 /// the process sent the BEGIN of that transaction. The age is measured from this time, because the
 /// client does not know when the server executed the BEGIN.
-pub(super) fn serves(sent: Instant) -> bool {
+pub(super) fn is_recent(sent: Instant) -> bool {
     sent.elapsed() <= MAX_AGE
 }
 
@@ -56,6 +57,7 @@ pub(super) struct CheckedOut<DB: Transactions> {
     pub(super) early: Option<Instant>,
     /// Whether the session has been prepared for statements that commit by themselves.
     pub(super) is_alone: bool,
+    /// The time at which the connection was checked out.
     since: Instant,
 }
 
@@ -187,10 +189,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_early_transaction_serves_for_five_milliseconds() {
         let sent = Instant::now();
-        assert!(serves(sent));
+        assert!(is_recent(sent));
         advance(Duration::from_millis(5)).await;
-        assert!(serves(sent));
+        assert!(is_recent(sent));
         advance(Duration::from_millis(1)).await;
-        assert!(!serves(sent), "the early transaction is too old");
+        assert!(!is_recent(sent), "the early transaction is too old");
     }
 }

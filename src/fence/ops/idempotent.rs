@@ -123,7 +123,12 @@ impl<DB: FenceDatabase> Fence<DB> {
             key_timeout: Some(wait),
             ..self.limits
         };
-        let ttl = ttl.max(limits.locking(&claims).whole().min(LONGEST_MINIMUM));
+        let ttl = ttl.max(
+            limits
+                .locking(&claims)
+                .transaction_timeout()
+                .min(LONGEST_MINIMUM),
+        );
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
         let first = claims.in_lock_order()[0];
         let plan = Plan::admitting(limits, &claims);

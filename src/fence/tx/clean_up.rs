@@ -46,7 +46,7 @@ impl<DB: Transactions> CleanUp<DB> {
         // so wait for the statement here. The pool would wait for it without a timeout.
         if outcome.is_err() && !DB::HAS_SERVER {
             let rolled_back = roll_back::<DB>(conn, self.busy_timeout_ms);
-            outcome = timeout(self.limits.statement(), rolled_back).await;
+            outcome = timeout(self.limits.statement_timeout(), rolled_back).await;
         }
         // On SQLite, if the handler has ended the transaction with an SQL statement, the rollback
         // fails, and the depth in sqlx remains above 0.

@@ -11,7 +11,7 @@ use crate::fence::{
 };
 
 /// Timeout for the response to the test of a connection that may be broken.
-const ANSWER: Duration = Duration::from_secs(1);
+const TEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connection for one statement that commits by itself. If this value is dropped while the
 /// statement is running, the outcome is unknown, and no connection leaks.
@@ -49,8 +49,9 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         checked_out.end_early_transaction();
         let is_ready = checked_out.origin == Origin::Kept && checked_out.is_alone;
         let answer_timeout = limits.answer_timeout;
-        let short = answer_timeout.min(ANSWER);
-        if !is_ready && stand_alone(&mut checked_out, short).await.is_err() {
+        let test_timeout = answer_timeout.min(TEST_TIMEOUT);
+        if !is_ready && stand_alone(&mut checked_out, test_timeout).await.is_err() {
+            // The connection cannot be used, so use one that the pool has tested.
             checked_out.close_on_drop();
             // Release the permit of this connection first. It may be the only permit of the pool.
             drop(checked_out);
@@ -69,13 +70,13 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         })
     }
 
-    /// Runs the statement with the timeout `Limits::write`. If the statement exceeds it, the
-    /// connection is closed, and the outcome is unknown.
+    /// Runs the statement, with the timeout of a statement of the application. If the statement
+    /// exceeds it, the connection is closed, and the outcome is unknown.
     pub(in crate::fence) async fn run<T>(
         mut self,
         statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let within = self.limits.write();
+        let within = self.limits.write_timeout();
         self.phase = Phase::UnderWay;
         let conn: &mut DB::Connection = self.checked_out.as_mut().expect(HELD);
         let on = On::new(conn, &self.connections.names);

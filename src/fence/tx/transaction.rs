@@ -25,6 +25,7 @@ use crate::fence::{
     sql::{Begin, Committed, On, ReservedKey, TransactionId, TransactionManager, Transactions},
 };
 
+/// Transaction on a connection of the fence. It may be dropped at any time.
 pub(crate) struct Transaction<DB: Transactions> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
@@ -123,18 +124,21 @@ impl<DB: Transactions> Transaction<DB> {
         self.open(Begin::WithLimits).await
     }
 
+    /// Takes over the early transaction of the connection if it can be used. Otherwise rolls back
+    /// the open transaction, if there is one, and sends BEGIN.
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
         if self.phase == Phase::Broken {
             return Err(Failure::silent());
         }
         let early = self.checked_out.as_mut().expect(HELD).early.take();
         // An early transaction has no timeouts until an admission sets them.
-        self.began_early = begin == Begin::ForAdmission && early.is_some_and(conn::serves);
+        self.began_early = begin == Begin::ForAdmission && early.is_some_and(conn::is_recent);
         if self.began_early {
             self.phase = Phase::Open;
             return Ok(());
         }
         self.roll_back(0);
+        // A ping sends the rollback of a transaction that is restarted, and waits for the response.
         if self.phase == Phase::Open
             && !matches!(
                 timeout(GRACE, self.connection_mut().ping()).await,
@@ -145,7 +149,7 @@ impl<DB: Transactions> Transaction<DB> {
             return Err(Failure::silent());
         }
         self.phase = Phase::Beginning;
-        let within = self.limits.statement();
+        let within = self.limits.statement_timeout();
         let opening = async {
             if self.busy_timeout_ms.is_none() {
                 self.busy_timeout_ms = DB::read_busy_timeout(self.connection_mut()).await?;
@@ -172,7 +176,7 @@ impl<DB: Transactions> Transaction<DB> {
         &mut self,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let within = self.limits.statement();
+        let within = self.limits.statement_timeout();
         self.run_within(within, statements).await
     }
 
@@ -183,17 +187,18 @@ impl<DB: Transactions> Transaction<DB> {
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let key_timeout = self.limits.key_timeout.unwrap_or_default();
-        let within = self.limits.statement().saturating_add(key_timeout);
+        let within = self.limits.statement_timeout().saturating_add(key_timeout);
         self.run_within(within, statements).await
     }
 
-    /// Runs a statement of the application. Its timeout is the sum of `lock_timeout`,
-    /// `hold_timeout` and `answer_timeout`.
+    /// Runs a statement of the application, or statements of the fence that may change many rows.
+    /// The timeout is the sum of `lock_timeout`, `hold_timeout` and `answer_timeout`, and ten
+    /// minutes more if the transaction is long.
     pub(in crate::fence) async fn write<T>(
         &mut self,
         statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let within = self.limits.write();
+        let within = self.limits.write_timeout();
         self.run_within(within, statement).await
     }
 
@@ -238,7 +243,7 @@ impl<DB: Transactions> Transaction<DB> {
         // On SQLite, COMMIT waits for readers, for at most the lock timeout.
         let within = match DB::HAS_SERVER {
             true => self.limits.answer_timeout,
-            false => self.limits.statement(),
+            false => self.limits.statement_timeout(),
         };
         let begin_next = self.connections.begins_next(self.limits);
         if !self.is_outermost().await {

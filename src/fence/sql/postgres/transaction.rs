@@ -187,10 +187,10 @@ impl Settings {
         let waits = limits
             .lock_timeout
             .saturating_add(limits.key_timeout.unwrap_or_default());
-        let whole = || millis(limits.whole().saturating_add(MARGIN));
+        let whole = || millis(limits.transaction_timeout().saturating_add(MARGIN));
         Self {
             lock_ms: millis(limits.lock_timeout),
-            statement_ms: millis(waits.saturating_add(limits.work())),
+            statement_ms: millis(waits.saturating_add(limits.work_timeout())),
             idle_ms: millis(limits.hold_timeout.saturating_add(MARGIN)),
             transaction_ms: (version >= Some(17_00_00)).then(whole).unwrap_or_default(),
         }
@@ -268,7 +268,7 @@ mod tests {
             key_timeout: Some(Duration::from_secs(20)),
             ..Limits::default()
         };
-        let whole_ms = limits.whole().as_millis() + 1_000;
+        let whole_ms = limits.transaction_timeout().as_millis() + 1_000;
         let timeout = |version| {
             let sql = begin_with_limits(version, limits);
             let set = sql.split_once("transaction_timeout = ")?.1;
