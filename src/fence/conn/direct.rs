@@ -36,6 +36,7 @@ const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
 /// The pool, and the number of this fence's acquisitions that may be opening a connection.
 pub(super) struct Direct<DB: Transactions> {
     pub(super) pool: Pool<DB>,
+    /// The number of acquisitions for which an [`Opening`] exists.
     openings: Arc<AtomicU32>,
     /// The time at which the idle connections were last closed.
     closed: Mutex<Option<Instant>>,
@@ -162,6 +163,7 @@ impl Drop for Opening {
 
 /// Acquisition from the pool that may be dropped at any time.
 struct Acquisition<DB: Transactions> {
+    /// The pool's future, until it has completed.
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
     /// Whether the pool was exhausted at the start, and has not woken this acquisition since.
     queued: bool,

@@ -15,7 +15,8 @@ use crate::fence::{
     sql::Transactions,
 };
 
-/// Task that acquires connections until no request waits.
+/// Task that acquires connections until no request waits. It is `None` after the task has ended
+/// normally.
 struct Acquirer<DB: Transactions>(Option<Arc<Reuse<DB>>>);
 
 impl<DB: Transactions> Acquirer<DB> {
@@ -52,10 +53,10 @@ impl<DB: Transactions> Reuse<DB> {
     pub(super) fn start_acquirer(self: &Arc<Self>) {
         let free = self.direct.free() as usize;
         let mut state = self.lock();
-        let more = state.has_waiters() && state.acquirers < free.clamp(1, state.queue.len());
-        state.acquirers += usize::from(more);
+        let is_needed = state.has_waiters() && state.acquirers < free.clamp(1, state.queue.len());
+        state.acquirers += usize::from(is_needed);
         drop(state);
-        if more {
+        if is_needed {
             tokio::spawn(Acquirer(Some(Arc::clone(self))).run());
         }
     }
@@ -66,6 +67,7 @@ impl<DB: Transactions> Reuse<DB> {
         let pool = &self.direct.pool;
         let _guard = self.direct.count_opening();
         let mut acquiring = pin!(pool.acquire());
+        // The last time at which a request waited.
         let mut wanted = Instant::now();
         loop {
             if let Ok(acquired) = timeout(FAIRNESS_INTERVAL, acquiring.as_mut()).await {

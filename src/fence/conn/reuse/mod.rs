@@ -44,6 +44,7 @@ pub(super) struct Reuse<DB: Transactions> {
     state: Mutex<State<DB>>,
 }
 
+/// State that all clones of the fence share.
 struct State<DB: Transactions> {
     /// The kept connections. The most recently kept one is taken first.
     kept: Vec<(CheckedOut<DB>, Instant)>,
@@ -57,6 +58,7 @@ struct State<DB: Transactions> {
     shared: Instant,
 }
 
+/// Request that waits for a connection.
 type Waiter<DB> = oneshot::Sender<Result<CheckedOut<DB>, sqlx::Error>>;
 
 impl<DB: Transactions> Reuse<DB> {
@@ -77,13 +79,13 @@ impl<DB: Transactions> Reuse<DB> {
     /// Takes an available connection, or waits for one in the queue.
     pub(super) async fn take(self: &Arc<Self>, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         let direct = &self.direct;
-        let patience = direct.pool.options().get_acquire_timeout();
-        let until = after(limits.pool_timeout.min(patience));
+        let acquire_timeout = direct.pool.options().get_acquire_timeout();
+        let until = after(limits.pool_timeout.min(acquire_timeout));
         loop {
             let turn = {
                 let mut state = self.lock();
-                if let Some(at_hand) = self.at_hand(&mut state) {
-                    return Ok(at_hand);
+                if let Some(available) = self.take_available(&mut state) {
+                    return Ok(available);
                 }
                 let (waiter, turn) = oneshot::channel();
                 state.queue.push_back(waiter);
@@ -109,7 +111,7 @@ impl<DB: Transactions> Reuse<DB> {
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.direct.pool.is_closed()
             && tokio::runtime::Handle::try_current().is_ok()
-            && !self.is_share(&mut self.lock())
+            && !self.must_share(&mut self.lock())
         {
             self.pass_on(checked_out);
         }
@@ -120,17 +122,21 @@ impl<DB: Transactions> Reuse<DB> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a connection must now return to the pool for other tasks.
-    fn is_share(&self, state: &mut State<DB>) -> bool {
-        let nobody_waits = self.direct.pool.num_idle() > 0 || self.direct.free() > 0;
-        let is_share = !nobody_waits && state.shared.elapsed() >= FAIRNESS_INTERVAL;
-        if is_share {
+    /// Returns whether a connection must now return to the pool for other tasks. If so, records the
+    /// time of the return.
+    fn must_share(&self, state: &mut State<DB>) -> bool {
+        // If the pool has room, no task waits for one of its connections.
+        let has_room = self.direct.pool.num_idle() > 0 || self.direct.free() > 0;
+        let must_share = !has_room && state.shared.elapsed() >= FAIRNESS_INTERVAL;
+        if must_share {
             state.shared = Instant::now();
         }
-        is_share
+        must_share
     }
 
-    fn at_hand(&self, state: &mut State<DB>) -> Option<CheckedOut<DB>> {
+    /// Takes a kept connection. If none is kept and no request waits, takes an idle connection of
+    /// the pool.
+    fn take_available(&self, state: &mut State<DB>) -> Option<CheckedOut<DB>> {
         if let Some((mut kept, since)) = state.kept.pop() {
             // The watching task has not run in time, because the runtime or the process was
             // suspended.
@@ -189,18 +195,18 @@ impl<DB: Transactions> KeptWatch<DB> {
         while let Some(shared) = &self.0 {
             sleep(FAIRNESS_INTERVAL / 2).await;
             let mut state = shared.lock();
-            let mut given_back = vec![];
+            let mut returned = vec![];
             // The oldest connections come first.
             let late = |(_, kept): &(_, Instant)| kept.elapsed() >= KEEP_TIMEOUT;
             while state.kept.first().is_some_and(late)
-                || (!state.kept.is_empty() && shared.is_share(&mut state))
+                || (!state.kept.is_empty() && shared.must_share(&mut state))
             {
-                given_back.push(state.kept.remove(0));
+                returned.push(state.kept.remove(0));
             }
             state.watched = !state.kept.is_empty();
             let done = !state.watched;
             drop(state);
-            drop(given_back);
+            drop(returned);
             if done {
                 self.0 = None;
             }
