@@ -199,7 +199,7 @@ impl WriteError {
     }
 
     /// Converts the failure of a statement that commits by itself.
-    pub(super) fn alone(failure: Failure) -> Self {
+    pub(super) fn standalone(failure: Failure) -> Self {
         match failure.may_be_committed() {
             true => CommitError::OutcomeUnknown(failure.cause).into(),
             false => Self::in_transaction(failure),
@@ -219,7 +219,7 @@ mod tests {
         };
         for fault in [Fault::Lost, Fault::Silent] {
             assert!(matches!(
-                WriteError::alone(failure(fault)),
+                WriteError::standalone(failure(fault)),
                 WriteError::Commit(CommitError::OutcomeUnknown(_))
             ));
             assert!(matches!(
@@ -228,7 +228,7 @@ mod tests {
             ));
         }
         assert!(matches!(
-            WriteError::alone(failure(Fault::Collision)),
+            WriteError::standalone(failure(Fault::Collision)),
             WriteError::Admit(AdmitError::Busy(_))
         ));
     }

@@ -177,7 +177,9 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             Some(tx) => tx.write_and_commit(statement).await,
             None => {
                 let claims = self.slot.claims().clone();
-                let written = self.fence.write_admitted(claims, self.token_use, statement);
+                let written = self
+                    .fence
+                    .admit_and_write(claims, self.token_use, statement);
                 written.await
             }
         };

@@ -201,16 +201,16 @@ async fn end_transaction<DB: FenceDatabase>(
         // Dropping a transaction that is still open rolls it back.
         (Verdict::Answer, _) => return Ok(()),
         (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
-            return Ok(fence.fail(transaction, claims).await?);
+            return Ok(fence.roll_back_and_raise(transaction, claims).await?);
         }
         (Verdict::Raise, Place::Settled(Err(error @ CommitError::OutcomeUnknown(_)))) => {
-            return fence.fail_lost(claims).await.map_err(|raise| {
+            return fence.raise_after_loss(claims).await.map_err(|raise| {
                 // The error of the raise would promise that nothing was written.
                 not_raised(&raise);
                 error.into()
             });
         }
-        (Verdict::Raise, _) => return Ok(fence.fail_lost(claims).await?),
+        (Verdict::Raise, _) => return Ok(fence.raise_after_loss(claims).await?),
         (Verdict::Commit, Place::Home { transaction, .. }) => {
             let committed = match stored {
                 Some(stored) => transaction.commit_with(stored).await,
@@ -229,7 +229,7 @@ async fn end_transaction<DB: FenceDatabase>(
         }
         (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
     };
-    if let Err(raise) = fence.fail_lost(claims).await {
+    if let Err(raise) = fence.raise_after_loss(claims).await {
         // A COMMIT in progress may still take effect, so its outcome stays unknown.
         if outcome == Outcome::NONE && !matches!(error, CommitError::OutcomeUnknown(_)) {
             return Err(raise.into());

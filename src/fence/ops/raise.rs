@@ -34,7 +34,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let one = Claims::one(resource.clone(), token);
         self.refuse_stale(&one, TokenUse::Reusable)?;
         let _permits = self.wait_in_queues(&one).await?;
-        match self.raise_by(None, &one).await? {
+        match self.raise_claims(None, &one).await? {
             Some(stale) => Err(stale.into()),
             None => Ok(()),
         }
@@ -42,7 +42,7 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Rolls back the writes under admitted tokens, and then raises the fence, because the rollback
     /// has also undone the raise of the admission.
-    pub(crate) async fn fail(
+    pub(crate) async fn roll_back_and_raise(
         &self,
         mut transaction: Transaction<DB>,
         claims: &Claims,
@@ -51,14 +51,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         // If the connection is lost, the transaction is dropped here, which releases its permit of
         // the pool.
         let open = restarted.is_ok().then_some(transaction);
-        self.raise_by(open, claims).await.map(drop)
+        self.raise_claims(open, claims).await.map(drop)
     }
 
     /// Raises the fence for tokens whose transaction is no longer accessible.
-    pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
+    pub(crate) async fn raise_after_loss(&self, claims: &Claims) -> Result<(), AdmitError> {
         // Do not wait in the queues, because the inaccessible transaction may still hold the
         // permits.
-        self.raise_by(None, claims).await.map(drop)
+        self.raise_claims(None, claims).await.map(drop)
     }
 
     /// Terminates a transaction that a task of the application still holds after its request has
@@ -79,34 +79,35 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Raises several resources in one transaction, in the open one if there is one. If one token
-    /// turns out to be stale, the other resources are raised nevertheless, and the refusal of that
-    /// token is returned. The fence of its resource is already higher than this raise requires.
-    async fn raise_by(
+    /// Raises the fence for all claims in one transaction, in the open one if there is one.
+    ///
+    /// Returns the refusal of the first token that turns out to be stale. The fence of its resource
+    /// is already higher than this raise requires, and the other resources are raised nevertheless.
+    async fn raise_claims(
         &self,
         open: Option<Transaction<DB>>,
         claims: &Claims,
     ) -> Result<Option<StaleToken>, AdmitError> {
         let mut plan = Plan::locking(self.limits, claims);
         plan.open = open;
-        let (transaction, superseded) = self
+        let (transaction, refusal) = self
             .open(plan, async |transaction| {
-                let mut superseded = None;
+                let mut refusal = None;
                 for Claim { resource, token } in claims.in_lock_order() {
                     let raise = transaction.run(async |on| DB::raise(on, resource, *token).await);
                     let Some(stale) = raise.await? else {
                         return Err(Halt::Behind);
                     };
                     if stale.max_token >= token.get() {
-                        superseded.get_or_insert_with(|| {
+                        refusal.get_or_insert_with(|| {
                             stale.refuse(resource, *token, TokenUse::Reusable)
                         });
                     }
                 }
-                Ok(superseded)
+                Ok(refusal)
             })
             .await?;
         transaction.commit().await?;
-        Ok(superseded)
+        Ok(refusal)
     }
 }

@@ -138,17 +138,19 @@ impl<DB: FenceDatabase> Fence<DB> {
     {
         let statement = Statement::new(query)?;
         let one = Claims::one(resource.clone(), token);
-        match self.write_admitted(one, token_use, statement).await? {
+        match self.admit_and_write(one, token_use, statement).await? {
             Written::Rows(rows) => typed(rows),
             Written::Nothing(tx) => {
                 let (claims, transaction, _permits) = tx.into_parts();
-                self.fail(transaction, &claims).await?;
+                self.roll_back_and_raise(transaction, &claims).await?;
                 Ok(Vec::new())
             }
         }
     }
 
-    pub(crate) async fn write_admitted(
+    /// Admits the claims and runs the statement, as [`write`](Self::write) does. If the statement
+    /// has written no rows, returns the open transaction.
+    pub(crate) async fn admit_and_write(
         &self,
         claims: Claims,
         token_use: TokenUse,
@@ -162,14 +164,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             && self.can_write_single().await?
         {
             let began = Instant::now();
-            let alone = StandaloneStatement::ready(&self.connections, limits).await;
-            let alone = alone.map_err(AdmitError::from)?;
+            let ready = StandaloneStatement::ready(&self.connections, limits).await;
+            let standalone = ready.map_err(AdmitError::from)?;
             let own = &mut statement;
-            let written = alone.run(async |on| {
+            let written = standalone.run(async |on| {
                 let admit = Admit::new(claim, token_use, limits);
                 DB::write_single(on, admit, own).await
             });
-            let rows = written.await.map_err(WriteError::alone)?;
+            let rows = written.await.map_err(WriteError::standalone)?;
             if !rows.is_empty() {
                 return Ok(Written::Rows(rows));
             }
