@@ -43,10 +43,12 @@ pub(in crate::fence) struct Queues {
     queues: Mutex<HashMap<QueueKey, Queue>>,
 }
 
+/// Queue of one key.
 pub(crate) struct Queue {
+    /// The semaphore whose single permit belongs to the first request.
     turns: Arc<Semaphore>,
     /// Whether requests are blocked. A request that joins sets this value, and a request that was
-    /// not blocked at its turn clears it.
+    /// not blocked at its turn clears it. Only calls to SQL functions use this value.
     is_blocked: bool,
 }
 
@@ -113,6 +115,8 @@ impl Queues {
 struct Membership {
     queues: Arc<Queues>,
     key: QueueKey,
+    /// The semaphore of the queue, until this member leaves. The references of the members show
+    /// whether the queue is still in use.
     queue: Option<Arc<Semaphore>>,
 }
 

@@ -29,13 +29,13 @@ const LIFETIME: Duration = Duration::from_secs(10);
 impl StaleTokens {
     /// Caches the highest stale token of a resource, which the database has returned with a
     /// refusal.
-    pub(in crate::fence) fn remember(&self, resource: &Resource, stale: HighestStale) {
+    pub(in crate::fence) fn insert(&self, resource: &Resource, stale: HighestStale) {
         let until = Instant::now() + LIFETIME;
         self.known.insert(resource.clone(), (stale, until));
     }
 
     /// Removes a resource from the cache.
-    pub(in crate::fence) fn forget(&self, resource: &Resource) {
+    pub(in crate::fence) fn remove(&self, resource: &Resource) {
         self.known.remove(resource);
     }
 
@@ -75,12 +75,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stale_token_is_refused_until_it_is_evicted() {
-        let memory = StaleTokens::default();
+        let cache = StaleTokens::default();
         let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
         let token = |value| Token::new(value).unwrap();
-        let check = |resource, value| memory.check(resource, token(value), TokenUse::SingleUse);
+        let check = |resource, value| cache.check(resource, token(value), TokenUse::SingleUse);
         check(&a, 7).unwrap();
-        memory.remember(&a, STALE);
+        cache.insert(&a, STALE);
         assert_eq!(check(&a, 7).unwrap_err().max_token, 7);
         assert_eq!(check(&a, 6).unwrap_err().presented_token, token(6));
         check(&a, 8).unwrap();
@@ -91,10 +91,10 @@ mod tests {
 
     #[tokio::test]
     async fn memory_is_bounded() {
-        let memory = StaleTokens::default();
+        let cache = StaleTokens::default();
         for n in 0..3 * RESOURCES {
-            memory.remember(&Resource::new(format!("r-{n}")).unwrap(), STALE);
+            cache.insert(&Resource::new(format!("r-{n}")).unwrap(), STALE);
         }
-        assert!(memory.known.len() <= RESOURCES);
+        assert!(cache.known.len() <= RESOURCES);
     }
 }

@@ -181,6 +181,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
+    /// Waits in the queues, opens a transaction with these timeouts, and admits the claims in it. A
+    /// refusal depends on `write_use`, the use of tokens by writes.
     async fn begin_within(
         &self,
         limits: Limits,
@@ -230,7 +232,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     // the rollback undoes that raise. Such a refusal must not be cached.
                     let same = claims.iter().filter(|one| one.resource == claim.resource);
                     if same.count() == 1 {
-                        self.stale.remember(&claim.resource, stale);
+                        self.stale.insert(&claim.resource, stale);
                     }
                     let stale = stale.refuse(&claim.resource, claim.token, write_use);
                     return Ok(Err(stale));
@@ -264,15 +266,16 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(self.wait_in_queues_until(claims, until).await?)
     }
 
+    /// Waits like [`wait_in_queues`](Self::wait_in_queues), until this time at the latest.
     pub(super) async fn wait_in_queues_until(
         &self,
         claims: &Claims,
         until: Instant,
     ) -> Result<Vec<Permit>, Failure> {
-        let mut resources: Vec<_> = claims.in_lock_order();
-        resources.dedup_by_key(|claim| &claim.resource);
-        let mut permits = Vec::with_capacity(resources.len());
-        for claim in resources {
+        let mut ordered = claims.in_lock_order();
+        ordered.dedup_by_key(|claim| &claim.resource);
+        let mut permits = Vec::with_capacity(ordered.len());
+        for claim in ordered {
             let key = QueueKey::Resource(claim.resource.clone());
             let permit = self.queues.wait(key, until).await;
             permits.push(permit.ok_or_else(Failure::in_use)?);

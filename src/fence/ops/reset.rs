@@ -74,7 +74,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 granted,
             });
         }
-        self.stale.forget(resource);
+        self.stale.remove(resource);
         tracing::warn!(
             resource = resource.as_str(),
             token = token.get(),
