@@ -351,7 +351,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         };
         let request = keys.keyed(id, parts, &claims, &bytes);
         if let Some(claim) = unknown_epoch {
-            let answered = self.fence.answered(&request).await?;
+            let answered = self.fence.stored_response(&request).await?;
             return answered
                 .map(|stored| Entry::Replay(replay(stored)))
                 .ok_or(Refusal::UnknownEpoch(claim));

@@ -90,6 +90,7 @@ impl Fence<Postgres> {
         self.attempt_statements(statements, lock_timeout).await
     }
 
+    /// Runs the statements once, in one transaction at READ COMMITTED.
     async fn attempt_statements(
         &self,
         statements: Statements<'_>,
@@ -156,6 +157,7 @@ fn is_locked(cause: &sqlx::Error) -> bool {
     code.as_deref() == Some("55P03")
 }
 
+/// SQL expression with which the transaction commits without waiting for the WAL flush.
 const WITHOUT_FLUSH: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";
 
 /// Returns the call as one statement whose first argument is the lock timeout. The function's first

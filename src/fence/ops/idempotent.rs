@@ -118,17 +118,13 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         };
         permits.push(permit);
-        // A concurrent request must still find the record after this transaction.
         let limits = Limits {
             key_timeout: Some(wait),
             ..self.limits
         };
-        let ttl = ttl.max(
-            limits
-                .locking(&claims)
-                .transaction_timeout()
-                .min(LONGEST_MINIMUM),
-        );
+        // A concurrent request must still find the record after this transaction.
+        let longest = limits.locking(&claims).transaction_timeout();
+        let ttl = ttl.max(longest.min(LONGEST_MINIMUM));
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
         let first = claims.in_lock_order()[0];
         let plan = Plan::admitting(limits, &claims);
@@ -173,13 +169,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
+    /// Reads the record of a key, without reserving the key.
     async fn find(&self, id: &RecordId) -> Result<Option<Record>, AdmitError> {
         self.read(async |on| DB::find_record(on, id).await).await
     }
 
     /// Returns the stored response of a key without reserving the key, or `None` if the key has no
     /// record.
-    pub(crate) async fn answered(
+    pub(crate) async fn stored_response(
         &self,
         request: &KeyedRequest,
     ) -> Result<Option<StoredResponse>, OnceError> {

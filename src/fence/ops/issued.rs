@@ -28,28 +28,28 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// token counter, the issuer granted a token above `max_token`.
     pub(crate) async fn unknown_epoch<'a>(
         &self,
-        all: &'a Claims,
+        claims: &'a Claims,
     ) -> Result<Option<&'a Claim>, AdmitError> {
-        for one in all.iter() {
+        for claim in claims.iter() {
             // Tokens below the first epoch belong to other issuers.
-            let Some(epoch) = Epoch::of(one.token) else {
-                return Ok(Some(one));
+            let Some(epoch) = Epoch::of(claim.token) else {
+                return Ok(Some(claim));
             };
-            let partition = partition_of(&one.resource);
+            let partition = partition_of(&claim.resource);
             let known = &self.issued_epochs.0[usize::from(partition)];
             if epoch.get() <= known.load(Relaxed) {
                 continue;
             }
             let read = self.read(async |On { conn, names }| {
                 let highest = DB::last_epoch(On::new(conn, names), partition).await?;
-                let row = DB::state(On::new(conn, names), &one.resource).await?;
+                let row = DB::state(On::new(conn, names), &claim.resource).await?;
                 let announced = row.map_or(0, |(_, _, announced, _)| announced);
                 Ok((highest.unwrap_or_default(), announced))
             });
             let (highest, announced) = read.await?;
             known.fetch_max(highest, Relaxed);
-            if epoch.get() > highest && one.token.get() > announced {
-                return Ok(Some(one));
+            if epoch.get() > highest && claim.token.get() > announced {
+                return Ok(Some(claim));
             }
         }
         Ok(None)

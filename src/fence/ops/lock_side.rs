@@ -22,7 +22,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
             let next = self.in_transaction(self.limits, async |on| {
                 DB::next_epoch(on, partition, at_least.get()).await
             });
-            Epoch::new(next.await.map_err(unreachable)?)
+            Epoch::new(next.await.map_err(epoch_error)?)
         })
     }
 
@@ -31,7 +31,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
             let report = self.in_transaction(self.limits, async |on| {
                 DB::report_epoch(on, partition, seen.get()).await
             });
-            let floor = report.await.map_err(unreachable)?;
+            let floor = report.await.map_err(epoch_error)?;
             // This is the first epoch that contains tokens above the floor.
             let valid = Epoch::new((floor + 1) / Epoch::SIZE)?;
             Ok(valid.max(seen))
@@ -41,7 +41,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
         Box::pin(async move {
             let id = self.read(async |on| DB::source_id(on).await);
-            let id = id.await.map_err(unreachable)?;
+            let id = id.await.map_err(epoch_error)?;
             SourceId::new(id).map_err(|error| EpochError::Unreachable(Box::new(error)))
         })
     }
@@ -80,11 +80,12 @@ impl<DB: FenceDatabase> Fence<DB> {
             Ok(())
         })
         .await
-        .map_err(unreachable)
+        .map_err(epoch_error)
     }
 }
 
-fn unreachable(error: impl Into<AdmitError>) -> EpochError {
+/// Converts the failure of an operation on epochs.
+fn epoch_error(error: impl Into<AdmitError>) -> EpochError {
     let error = error.into();
     match error.is_misconfigured() {
         true => EpochError::Misconfigured(Box::new(error)),
@@ -104,7 +105,7 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
     ) -> AnnounceFuture<'a> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
-            let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
+            let _permits = self.wait_in_queues(&one).await.map_err(announce_error)?;
             let plan = Plan::locking(self.limits, &one);
             let announced = self.open(plan, async |transaction| {
                 let announcement = transaction
@@ -120,14 +121,15 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                     Announcement::Behind => Err(Halt::Behind),
                 }
             });
-            let (transaction, announced) = announced.await.map_err(unannounced)?;
+            let (transaction, announced) = announced.await.map_err(announce_error)?;
             announced?;
-            transaction.commit().await.map_err(unannounced)
+            transaction.commit().await.map_err(announce_error)
         })
     }
 }
 
-fn unannounced(error: impl Into<AdmitError>) -> AnnounceError {
+/// Converts the failure of an announcement.
+fn announce_error(error: impl Into<AdmitError>) -> AnnounceError {
     let error = error.into();
     match error.is_misconfigured() {
         true => AnnounceError::Misconfigured(Box::new(error)),

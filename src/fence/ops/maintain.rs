@@ -13,7 +13,7 @@ use crate::{
 /// Time for which a resource must be unused before its row is removed.
 const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 /// Minimum time between two removals of idle rows, because each removal reads all rows.
-const BETWEEN_SEARCHES: Duration = Duration::from_secs(24 * 60 * 60);
+const BETWEEN_REMOVALS: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// Periodically removes expired idempotency keys, and the rows of resources that have not been
@@ -50,25 +50,25 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// If the future is dropped, the batch in progress is removed as a whole or not at all.
     pub async fn maintain(&self, every: Duration) {
-        let mut turns = interval(every.max(Duration::from_secs(1)));
-        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut last_search: Option<Instant> = None;
+        let mut ticks = interval(every.max(Duration::from_secs(1)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_removal: Option<Instant> = None;
         loop {
-            let now = turns.tick().await;
-            removed("keys", self.remove_expired_keys().await);
+            let now = ticks.tick().await;
+            report_removal("keys", self.remove_expired_keys().await);
             let names = self.checked_names().await;
             if !names.is_ok_and(|names| names.is_distributed())
-                && last_search.is_none_or(|last| now - last >= BETWEEN_SEARCHES)
-                && removed("resources", self.remove_idle(IDLE, u64::MAX).await)
+                && last_removal.is_none_or(|last| now - last >= BETWEEN_REMOVALS)
+                && report_removal("resources", self.remove_idle(IDLE, u64::MAX).await)
             {
-                last_search = Some(now);
+                last_removal = Some(now);
             }
         }
     }
 }
 
 /// Reports the outcome of a removal, and returns whether it was successful.
-fn removed(kind: &'static str, outcome: Result<u64, AdmitError>) -> bool {
+fn report_removal(kind: &'static str, outcome: Result<u64, AdmitError>) -> bool {
     match &outcome {
         Ok(0) => {}
         Ok(count) => {

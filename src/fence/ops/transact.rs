@@ -75,6 +75,7 @@ pub(super) enum Halt {
     TooEarly,
     /// A resource was last used on another timeline of the database.
     Behind,
+    /// A statement failed.
     Failed(Failure),
 }
 
@@ -126,7 +127,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
                 Err(Halt::Behind) => {
                     drop(transaction);
-                    tries.caught_up()?;
+                    tries.count_catch_up()?;
                     if let Some(claims) = plan.claims {
                         self.catch_up(claims).await?;
                     }
@@ -140,7 +141,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
                 Err(Halt::Failed(failure)) => {
                     drop(transaction);
-                    tries.after(failure).await?;
+                    tries.pause_after(failure).await?;
                 }
             }
         }
@@ -165,6 +166,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
         let opened = self.open(Plan::new(limits), async move |transaction| {
+            // The timeout of `write` includes the additional time of a long statement.
             Ok(match limits.is_long {
                 true => transaction.write(statements).await?,
                 false => transaction.run(statements).await?,
@@ -233,8 +235,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// Attempts to run the statements of one request.
 struct Tries {
     limits: Limits,
+    /// The time at which the first attempt began.
     began: Instant,
+    /// The time at which the lock timeout passes.
     until: Instant,
+    /// The upper bound of the next pause.
     pause: Duration,
     catch_ups: usize,
 }
@@ -250,7 +255,8 @@ impl Tries {
         }
     }
 
-    /// Returns the timeouts for the next attempt. A retry has only the rest of the lock timeout.
+    /// Returns the timeouts for the next attempt. After a collision, an attempt has only the rest
+    /// of the lock timeout.
     fn limits(&self) -> Limits {
         if self.pause == FIRST_PAUSE {
             return self.limits;
@@ -271,7 +277,7 @@ impl Tries {
     ///
     /// Returns the failure if it is not a collision, or if the lock timeout would pass during the
     /// pause.
-    async fn after(&mut self, failure: Failure) -> Result<(), Failure> {
+    async fn pause_after(&mut self, failure: Failure) -> Result<(), Failure> {
         let pause = self.pause.mul_f64(rand::random());
         if failure.fault != Fault::Collision || Instant::now() + pause >= self.until {
             return Err(failure);
@@ -287,7 +293,7 @@ impl Tries {
 
     /// Counts an attempt after which the fence has to catch up. Returns an error if there were too
     /// many.
-    fn caught_up(&mut self) -> Result<(), Failure> {
+    fn count_catch_up(&mut self) -> Result<(), Failure> {
         self.catch_ups += 1;
         if self.catch_ups > CATCH_UPS {
             return Err(Failure::undecided());
@@ -315,7 +321,7 @@ mod tests {
         let mut tries = Tries::new(Limits::default());
         assert_eq!(tries.limits().lock_timeout, Limits::default().lock_timeout);
         let mut count = 0;
-        while tries.after(failure(Fault::Collision)).await.is_ok() {
+        while tries.pause_after(failure(Fault::Collision)).await.is_ok() {
             assert!(
                 tries.limits().lock_timeout <= Limits::default().lock_timeout - began.elapsed()
             );
@@ -325,7 +331,7 @@ mod tests {
         assert!((40..1_000).contains(&count), "{count}");
         for fault in [Fault::Contention, Fault::Lost, Fault::Refused] {
             let mut tries = Tries::new(Limits::default());
-            assert!(tries.after(failure(fault)).await.is_err());
+            assert!(tries.pause_after(failure(fault)).await.is_err());
         }
     }
 
@@ -333,8 +339,8 @@ mod tests {
     fn catch_up_is_retried_a_bounded_number_of_times() {
         let mut tries = Tries::new(Limits::default());
         for _ in 0..CATCH_UPS {
-            tries.caught_up().unwrap();
+            tries.count_catch_up().unwrap();
         }
-        assert!(tries.caught_up().is_err());
+        assert!(tries.count_catch_up().is_err());
     }
 }
