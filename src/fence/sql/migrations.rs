@@ -25,6 +25,7 @@ pub(super) const POSTGRES: &[Step] = &[
 pub(super) const SQLITE: &[Step] =
     &[(1, "fence", include_str!("../../../migrations/sqlite/0001_fence.sql"))];
 
+/// Returns the migrations, with the names of this database.
 fn migrations(names: &Names, steps: &'static [Step]) -> impl Iterator<Item = Migration> {
     steps.iter().map(|&(version, name, sql)| {
         let sql = names.sql(sql);
@@ -66,31 +67,33 @@ pub(super) fn script(
     script
 }
 
-/// The tables in relation to the migrations of this version.
+/// State of the tables, compared with the migrations of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tables {
+pub(super) enum TableState {
+    /// The tables are missing, or a migration has not been applied.
     Outdated,
+    /// Each migration has been applied.
     Current,
     /// A newer version has migrated. Its tables support this version.
     Newer,
 }
 
 /// Updates the tables. If the history shows that they are current or newer, writes nothing, and
-/// needs no privilege to create objects. Returns the tables that this function has found.
+/// needs no privilege to create objects. Returns the state in which this function has found them.
 pub(super) async fn migrate(
     conn: &mut impl Migrate,
     has_history: bool,
     names: &Names,
     steps: &'static [Step],
-) -> Result<Tables, MigrateError> {
+) -> Result<TableState, MigrateError> {
     let mut migrator = Migrator::with_migrations(migrations(names, steps).collect());
     let table = names.apply(HISTORY);
     migrator.dangerous_set_table_name(table.clone());
     let found = match has_history {
-        true => find(conn, &migrator, &table).await?,
-        false => Tables::Outdated,
+        true => compare(conn, &migrator, &table).await?,
+        false => TableState::Outdated,
     };
-    if found == Tables::Outdated {
+    if found == TableState::Outdated {
         migrator.run_direct(None, conn, false).await?;
     }
     Ok(found)
@@ -98,11 +101,11 @@ pub(super) async fn migrate(
 
 /// Compares the history with the migrations. Returns an error if they do not match. This function
 /// only reads, so that a role without the privilege to write also gets the error.
-async fn find(
+async fn compare(
     conn: &mut impl Migrate,
     migrator: &Migrator,
     table: &str,
-) -> Result<Tables, MigrateError> {
+) -> Result<TableState, MigrateError> {
     if let Some(version) = conn.dirty_version(table).await? {
         return Err(MigrateError::Dirty(version));
     }
@@ -123,9 +126,9 @@ async fn find(
         .iter()
         .all(|known| applied.iter().any(|one| one.version == known.version));
     match (is_complete, newer) {
-        (true, None) => Ok(Tables::Current),
-        (true, Some(_)) => Ok(Tables::Newer),
-        (false, None) => Ok(Tables::Outdated),
+        (true, None) => Ok(TableState::Current),
+        (true, Some(_)) => Ok(TableState::Newer),
+        (false, None) => Ok(TableState::Outdated),
         (false, Some(newer)) => Err(MigrateError::VersionMissing(newer)),
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     token::{Resource, Token},
 };
 
+/// Statements on the rows of resources, the floors and the epochs.
 #[trait_variant::make(Send)]
 pub(crate) trait Tables: Database {
     /// Makes every token below `token` stale, and returns the highest stale token, which may be

@@ -6,6 +6,7 @@ use sqlx::{Connection, Database};
 
 use crate::fence::settings::Limits;
 
+/// Beginning and end of transactions.
 #[trait_variant::make(Send)]
 pub(crate) trait Transactions: Database {
     /// Returns the address of the database, without secrets.

@@ -25,16 +25,17 @@ impl Records for Postgres {
             ") IS NOT NULL AS made OFFSET 0) AS settings, LATERAL tower_fence.admit_once(\
                  CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9) AS a"
         );
-        let admit = reservation.admit;
-        let settings = Settings::of(admit.limits, conn.server_version_num());
-        let key_timeout = admit.limits.key_timeout;
-        let key_ms = key_timeout.map_or_else(|| settings.lock_ms.clone(), millis);
-        // On a distributed fence, the function only reserves the key.
         let is_distributed = names.is_distributed();
         if is_distributed && reservation.early {
             // now() may be before the last write to the resource, whose time only the worker knows.
             return Ok(Reserving::TooEarly);
         }
+        let admit = reservation.admit;
+        let settings = Settings::of(admit.limits, conn.server_version_num());
+        let key_timeout = admit.limits.key_timeout;
+        let key_ms = key_timeout.map_or_else(|| settings.lock_ms.clone(), millis);
+        // On a distributed fence, the function only reserves the key, and the worker admits the
+        // token.
         let resource = (!is_distributed).then(|| admit.resource.as_str());
         let row = sqlx::query(names.sql(RESERVE))
             .bind(&reservation.id.scope[..])
@@ -100,6 +101,7 @@ impl Records for Postgres {
     }
 }
 
+/// Converts the answer of `admit_once`.
 fn reserving(row: &PgRow) -> sqlx::Result<Reserving> {
     let outcome: String = row.try_get("outcome")?;
     if outcome == "found" {
@@ -111,7 +113,8 @@ fn reserving(row: &PgRow) -> sqlx::Result<Reserving> {
         );
         let record = |fingerprint| Record::of((fingerprint, status, headers, body));
         return Ok(Reserving::Found(fingerprint.map(record)));
-    } else if outcome == "early" {
+    }
+    if outcome == "early" {
         return Ok(Reserving::TooEarly);
     }
     let (max_token, by_floor) = (row.try_get("max_token")?, row.try_get("by_floor")?);

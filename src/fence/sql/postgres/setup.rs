@@ -9,7 +9,7 @@ use sqlx::{
 
 use crate::fence::sql::{
     Names, On, Setup, Topology,
-    migrations::{self, Tables},
+    migrations::{self, TableState},
 };
 
 /// Statement that detects every reason why a fence cannot be used. It needs no privilege. It reads:
@@ -220,8 +220,8 @@ impl Setup for Postgres {
         let found = migrations::migrate(conn, has_history, names, steps).await?;
         // RIGHTS could revoke privileges that a newer version has granted.
         let last: &[&str] = match found {
-            Tables::Newer => &[],
-            Tables::Outdated | Tables::Current => &[RIGHTS, JOIN_CITUS],
+            TableState::Newer => &[],
+            TableState::Outdated | TableState::Current => &[RIGHTS, JOIN_CITUS],
         };
         // The statements of one message are one transaction, so each message keeps its table lock
         // to the end. JOIN_CITUS opens other connections to the workers, which would wait for the
@@ -285,23 +285,26 @@ impl Setup for Postgres {
     }
 }
 
+/// Checks that the fence can be used on a server with Citus, and returns its topology.
 async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<Topology> {
     let row = conn.fetch_one(names.sql(CHECK_CITUS)).await?;
     if !row.try_get::<bool, _>("has_nodes")? {
         return Ok(Topology::SingleServer);
     }
-    let unfit = if row.try_get("is_worker")? {
-        "this server is a worker of a Citus cluster: connect to the coordinator"
-    } else if row.try_get("is_distributed")? {
+    if row.try_get("is_worker")? {
+        let worker = "this server is a worker of a Citus cluster: connect to the coordinator";
+        return Err(misconfigured(worker));
+    }
+    if row.try_get("is_distributed")? {
         return Ok(Topology::Distributed);
-    } else if row.try_get("is_joined")? {
+    }
+    if row.try_get("is_joined")? {
         return Ok(Topology::Coordinator);
-    } else {
-        "this server is the coordinator of a Citus cluster, which commits its workers first: a COMMIT that fails would \
-         leave a write without its token. Call `Fence::migrate` as the owner of the fence's tables, which makes each \
-         such transaction commit in two phases"
-    };
-    Err(misconfigured(unfit))
+    }
+    let not_joined = "this server is the coordinator of a Citus cluster, which commits its workers first: \
+         a COMMIT that fails would leave a write without its token. Call `Fence::migrate` as the owner of the \
+         fence's tables, which makes each such transaction commit in two phases";
+    Err(misconfigured(not_joined))
 }
 
 fn misconfigured(reason: impl Into<Box<dyn Error + Send + Sync>>) -> sqlx::Error {
