@@ -105,7 +105,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         // A forged token can force a grant at the end of the range, and `reset` must be able to set
         // `max_token` below that grant.
         let announced = announced.filter(|announced| *announced < Token::MAX);
-        // The grants of a removed row, as in the SQL function `reset`.
+        // The removal of a row also removes its announced token. Then only the floor shows the
+        // tokens of leases in this database. The SQL function `reset` uses the same rule.
         let last_token = epoch.map_or(0, |epoch| (epoch + 1) * Epoch::SIZE - 1);
         let removed = match has_leases && announced.is_none() {
             true => floor.min(last_token),

@@ -70,6 +70,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         }
     }
 
+    /// Wraps a transaction that was taken from a slot.
     fn lent(transaction: Transaction<DB>, slot: &Slot<DB>) -> Self {
         Self {
             transaction: Some(transaction),
@@ -122,7 +123,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &mut self,
         statement: &mut Statement<DB>,
     ) -> Result<Vec<DB::Row>, WriteError> {
-        let transaction = self.open();
+        let transaction = self.transaction_mut();
         transaction.used = true;
         let written = transaction.write(async |on| DB::write_admitted(on.conn, statement).await);
         written.await.map_err(WriteError::in_transaction)
@@ -142,7 +143,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
 
     /// Returns the connection, for the application's hook.
     pub(crate) fn connection_mut(&mut self) -> &mut DB::Connection {
-        let transaction = self.open();
+        let transaction = self.transaction_mut();
         transaction.hooked = true;
         transaction.connection_mut()
     }
@@ -154,7 +155,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
 
     /// Returns the transaction for a statement. Panics if sqlx has ended the transaction, because
     /// the statement would commit by itself.
-    fn open(&mut self) -> &mut Transaction<DB> {
+    fn transaction_mut(&mut self) -> &mut Transaction<DB> {
         let transaction = self.transaction.as_mut().expect(HELD);
         assert!(transaction.depth() > 0, "{ENDED}");
         transaction
@@ -217,7 +218,7 @@ impl<DB: FenceDatabase> Deref for FencedTx<DB> {
 
 impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        let transaction = self.open();
+        let transaction = self.transaction_mut();
         transaction.used = true;
         transaction.connection_mut()
     }

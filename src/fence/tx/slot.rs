@@ -26,7 +26,9 @@ use crate::fence::{
 pub(crate) struct Slot<DB: FenceDatabase> {
     contents: Arc<Mutex<Contents<DB>>>,
     claims: Claims,
+    /// Whether the transaction has reserved an idempotency key.
     has_key: bool,
+    /// The start of the hold timeout.
     held_since: Instant,
 }
 
@@ -232,6 +234,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
+    /// Replaces the state if `from` accepts the current one. Returns whether it was replaced.
     fn replace(
         &self,
         from: impl FnOnce(&Place<Transaction<DB>>) -> bool,
@@ -251,6 +254,7 @@ impl<DB: FenceDatabase> Slot<DB> {
     }
 }
 
+/// Returns the state in which the layer has the transaction.
 fn home<DB: FenceDatabase>(transaction: Transaction<DB>) -> Place<Transaction<DB>> {
     Place::Home {
         used: transaction.used,
