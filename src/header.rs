@@ -180,6 +180,7 @@ fn combine<L: AsRef<[u8]>>(lines: impl IntoIterator<Item = L>) -> Vec<u8> {
     combined
 }
 
+/// Parses a member of the list.
 fn member(item: Item) -> Result<FencingToken, MalformedToken> {
     let BareItem::Integer(value) = item.bare_item else {
         return Err(MalformedToken::NotAnInteger);

@@ -17,6 +17,7 @@ use crate::{
 #[derive(Clone)]
 pub struct LiveTokens {
     lowest: [Option<Token>; 256],
+    /// The highest token that another issuer is known to have granted.
     pub(crate) granted: Option<Token>,
 }
 

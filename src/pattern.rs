@@ -78,11 +78,11 @@ impl ResourcePattern {
             if parameters.last().is_some_and(|last| last.after.is_empty()) {
                 return Err(InvalidPattern::Adjacent(name.to_owned()));
             }
-            let after = literal(pattern, after)?;
-            rest = after.1;
+            let (after, next) = literal(pattern, after)?;
+            rest = next;
             parameters.push(Parameter {
                 name: name.to_owned(),
-                after: after.0.to_owned(),
+                after: after.to_owned(),
             });
         }
         let literals = parameters.iter().map(|parameter| parameter.after.len());
@@ -160,6 +160,7 @@ fn literal<'a>(pattern: &str, rest: &'a str) -> Result<(&'a str, &'a str), Inval
     Ok((literal, rest))
 }
 
+/// Checks the name of a parameter.
 fn check_name(name: &str) -> Result<(), InvalidPattern> {
     let allowed = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
     if name.is_empty() || !name.chars().all(allowed) {

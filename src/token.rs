@@ -1,4 +1,4 @@
-//! The two validated values of this crate: [`Token`] and [`Resource`].
+//! [`Token`] and [`Resource`]: the number that the fence compares, and the name to which it belongs.
 //!
 //! A value of either type is validated when it is created, and cannot become invalid afterwards.
 
