@@ -179,23 +179,44 @@ impl Refusal {
         }
     }
 
+    /// Reports the refusal of a request for this resource, and returns the response.
+    pub(super) fn respond(self, resource: Option<&Resource>) -> Response {
+        self.log();
+        let problem = self.problem_type().name();
+        metrics::refused(problem, self.stale().map(stale_reason));
+        match &self {
+            Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
+            // `Verification` has already reported the forged token.
+            Self::Forged(_) => {}
+            Self::TokenMissing(resource) => events::refused(problem, Some(resource)),
+            Self::UnknownEpoch(claim) => events::refused(problem, Some(&claim.resource)),
+            _ => events::refused(problem, resource),
+        }
+        if matches!(self, Self::Commit(_)) {
+            metrics::count_by("tower_fence_commit_failures_total", "problem", problem);
+        }
+        let mut response = Problem::from(&self).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+
     /// Logs the refusal in one line. The sources of an error appear in the log, never in the
     /// response.
     fn log(&self) {
         let problem = self.problem_type().name();
-        if let Some(stale) = self.stale() {
-            report::stale(stale);
-        } else if matches!(self, Self::Forged(_)) {
+        match self {
+            Self::Admit(AdmitError::Stale(stale)) => report::stale(stale),
             // `Verification` has already logged the forged token, at most once per second for each
             // reason.
-        } else if matches!(self, Self::PrincipalRequired) {
-            report::no_principal();
-        } else if self.problem_type() == ProblemType::FenceBusy {
-            report::busy(problem, self, "refused a write");
-        } else if self.problem_type().status().is_server_error() {
-            tracing::error!(problem, error = Chain(self).to_string(), "refused a write");
-        } else {
-            report::refused(problem, self);
+            Self::Forged(_) => {}
+            Self::PrincipalRequired => report::no_principal(),
+            _ if self.problem_type() == ProblemType::FenceBusy => {
+                report::busy(problem, self, "refused a write");
+            }
+            _ if self.problem_type().status().is_server_error() => {
+                tracing::error!(problem, error = Chain(self).to_string(), "refused a write");
+            }
+            _ => report::refused(problem, self),
         }
     }
 }
@@ -277,29 +298,6 @@ impl From<&Refusal> for Problem {
             }
             _ => problem,
         }
-    }
-}
-
-impl Refusal {
-    /// Reports the refusal of a request for this resource, and returns the response.
-    pub(super) fn respond(self, resource: Option<&Resource>) -> Response {
-        self.log();
-        let problem = self.problem_type().name();
-        metrics::refused(problem, self.stale().map(stale_reason));
-        match &self {
-            Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
-            // `Verification` has already reported the forged token.
-            Self::Forged(_) => {}
-            Self::TokenMissing(resource) => events::refused(problem, Some(resource)),
-            Self::UnknownEpoch(claim) => events::refused(problem, Some(&claim.resource)),
-            _ => events::refused(problem, resource),
-        }
-        if matches!(self, Self::Commit(_)) {
-            metrics::count_by("tower_fence_commit_failures_total", "problem", problem);
-        }
-        let mut response = Problem::from(&self).into_response();
-        response.extensions_mut().insert(self);
-        response
     }
 }
 

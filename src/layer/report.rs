@@ -9,15 +9,6 @@ use crate::{
     sampler::Sampler, stale::StaleToken, token::Resource, token_keys::Forged,
 };
 
-/// Reports an admitted request to the metrics (once) and to the console (once for each resource).
-pub(super) fn admitted(claims: &Claims, is_read: bool) {
-    let kind = if is_read { "read" } else { "write" };
-    metrics::count_by("tower_fence_admitted_total", "kind", kind);
-    for claim in claims.iter() {
-        events::admitted(&claim.resource, claim.token, is_read);
-    }
-}
-
 // All layers share these samplers, because they write to the same log.
 static STALE: Sampler = Sampler::new();
 static USED: Sampler = Sampler::new();
@@ -29,6 +20,15 @@ static ACCEPTED_UNSIGNED: Sampler = Sampler::new();
 static NO_PRINCIPAL: Sampler = Sampler::new();
 static BUSY: Sampler = Sampler::new();
 static REFUSED: Sampler = Sampler::new();
+
+/// Reports an admitted request to the metrics (once) and to the console (once for each resource).
+pub(super) fn admitted(claims: &Claims, is_read: bool) {
+    let kind = if is_read { "read" } else { "write" };
+    metrics::count_by("tower_fence_admitted_total", "kind", kind);
+    for claim in claims.iter() {
+        events::admitted(&claim.resource, claim.token, is_read);
+    }
+}
 
 /// Logs the refusal of a stale token. If the token was used, either the holder has written twice
 /// under one token, or a request was repeated. Used tokens have their own sampler.
