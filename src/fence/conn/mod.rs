@@ -56,7 +56,7 @@ pub(super) struct CheckedOut<DB: Transactions> {
     /// connections have an early transaction.
     pub(super) early: Option<Instant>,
     /// Whether the session has been prepared for statements that commit by themselves.
-    pub(super) is_alone: bool,
+    pub(super) is_prepared: bool,
     /// The time at which the connection was checked out.
     since: Instant,
 }
@@ -135,7 +135,7 @@ impl<DB: Transactions> CheckedOut<DB> {
             runtime: Handle::try_current().ok(),
             origin,
             early: None,
-            is_alone: false,
+            is_prepared: false,
             since: Instant::now(),
         }
     }

@@ -28,7 +28,8 @@ use super::{
     sql::Transactions,
 };
 
-/// Waits for the response to a statement.
+/// Waits for the response to a statement. If no response arrives in time, returns a failure with
+/// [`Fault::Silent`].
 async fn response<T>(
     within: Duration,
     statement: impl Future<Output = sqlx::Result<T>>,

@@ -22,6 +22,7 @@ pub(in crate::fence) struct StandaloneStatement<DB: Transactions> {
     phase: Phase,
 }
 
+/// State of the statement, which decides what happens to its connection.
 #[derive(PartialEq)]
 enum Phase {
     /// The statement was sent, and no response has arrived.
@@ -47,16 +48,20 @@ impl<DB: Transactions> StandaloneStatement<DB> {
     ) -> Result<Self, Failure> {
         let mut checked_out = connections.check_out(limits).await?;
         checked_out.end_early_transaction();
-        let is_ready = checked_out.origin == Origin::Kept && checked_out.is_alone;
+        let is_ready = checked_out.origin == Origin::Kept && checked_out.is_prepared;
         let answer_timeout = limits.answer_timeout;
         let test_timeout = answer_timeout.min(TEST_TIMEOUT);
-        if !is_ready && stand_alone(&mut checked_out, test_timeout).await.is_err() {
+        if !is_ready
+            && prepare_session(&mut checked_out, test_timeout)
+                .await
+                .is_err()
+        {
             // The connection cannot be used, so use one that the pool has tested.
             checked_out.close_on_drop();
             // Release the permit of this connection first. It may be the only permit of the pool.
             drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
-            if let Err(failure) = stand_alone(&mut checked_out, answer_timeout).await {
+            if let Err(failure) = prepare_session(&mut checked_out, answer_timeout).await {
                 connections.close_idle();
                 checked_out.close_on_drop();
                 return Err(failure);
@@ -91,12 +96,12 @@ impl<DB: Transactions> StandaloneStatement<DB> {
 
 /// Ends the transaction that is open on the connection, if there is one, and prepares the session
 /// for statements that commit by themselves.
-async fn stand_alone<DB: Transactions>(
+async fn prepare_session<DB: Transactions>(
     checked_out: &mut CheckedOut<DB>,
     within: Duration,
 ) -> Result<(), Failure> {
     response(within, DB::leave_transaction(checked_out)).await?;
-    checked_out.is_alone = true;
+    checked_out.is_prepared = true;
     Ok(())
 }
 

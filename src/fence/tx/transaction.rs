@@ -53,6 +53,7 @@ pub(crate) struct Transaction<DB: Transactions> {
     pub(in crate::fence) held_since: Instant,
 }
 
+/// State of a transaction, which decides what happens to its connection.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     /// BEGIN has not been sent.
@@ -202,6 +203,8 @@ impl<DB: Transactions> Transaction<DB> {
         self.run_within(within, statement).await
     }
 
+    /// Runs statements. After a failure that breaks the connection, the connection is closed when
+    /// the transaction is dropped.
     async fn run_within<T>(
         &mut self,
         within: Duration,
