@@ -136,6 +136,7 @@ impl Fault {
     }
 }
 
+/// Returns whether the message reports a database that is not set up correctly.
 #[cfg(feature = "postgres")]
 fn is_setup_fault(message: &str) -> bool {
     let starts = [
@@ -189,6 +190,7 @@ impl Failure {
         Self::contention("other transactions changed the resource several times during the call")
     }
 
+    /// Returns the failure for a wait within this process, or for repeated conflicts.
     fn contention(why: &str) -> Self {
         Self {
             fault: Fault::Contention,
@@ -238,7 +240,7 @@ impl Failure {
 /// … ADD COLUMN`. Then each execution of the statement on this connection fails.
 pub(super) fn has_changed_plan(error: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
-    return of_postgres(error).and_then(|error| error.routine()) == Some("RevalidateCachedQuery");
+    return as_postgres(error).and_then(|error| error.routine()) == Some("RevalidateCachedQuery");
     #[cfg(not(feature = "postgres"))]
     {
         _ = error;
@@ -246,8 +248,9 @@ pub(super) fn has_changed_plan(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Returns the error of Postgres, if it is one.
 #[cfg(feature = "postgres")]
-fn of_postgres(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> {
+fn as_postgres(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> {
     match error {
         sqlx::Error::Database(error) => error.try_downcast_ref(),
         _ => None,

@@ -94,6 +94,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         statements: impl AsyncFnOnce(&mut Transaction<DB>) -> Result<T, Halt> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
         let mut tries = Tries::new(plan.limits);
+        // The transaction of the next attempt, if it has already begun.
         let mut open = plan.open.take();
         loop {
             let limits = tries.limits();

@@ -82,8 +82,8 @@ pub(crate) struct HighestStale {
     pub(in crate::fence) max_token: i64,
     /// Whether `max_token` is the floor of the partition, because the resource has no row.
     pub(in crate::fence) by_floor: bool,
-    /// Whether a token above `max_token` was announced, or was used after the announcement of
-    /// `max_token`. If so, the token `max_token` was not necessarily used.
+    /// Whether the resource has received a token above `max_token`: it was announced, or it was
+    /// used after `max_token` was announced. If so, the token `max_token` was not necessarily used.
     pub(in crate::fence) announced: bool,
 }
 

@@ -62,10 +62,12 @@ impl Names {
         !self.needs_check.load(Acquire)
     }
 
+    /// Returns whether the server is the coordinator of a Citus cluster.
     pub(in crate::fence) fn has_workers(&self) -> bool {
         self.is_at_least(Topology::Coordinator)
     }
 
+    /// Returns whether the rows of the fence are on the workers of a Citus cluster.
     pub(in crate::fence) fn is_distributed(&self) -> bool {
         self.is_at_least(Topology::Distributed)
     }
@@ -93,6 +95,7 @@ impl Names {
         self.needs_check.store(true, Release);
     }
 
+    /// Returns the prefix of all names, such as `tower_fence.`.
     pub(in crate::fence) fn prefix(&self) -> &str {
         &self.prefix
     }

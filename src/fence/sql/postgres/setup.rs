@@ -307,6 +307,7 @@ async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<Topol
     Err(misconfigured(not_joined))
 }
 
+/// Returns the error for a database that must be set up differently.
 fn misconfigured(reason: impl Into<Box<dyn Error + Send + Sync>>) -> sqlx::Error {
     sqlx::Error::Configuration(reason.into())
 }

@@ -181,6 +181,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
+    /// Returns the settings for these timeouts on this version of the server.
     pub(super) fn of(limits: Limits, version: Option<u32>) -> Self {
         // A statement may first wait for a lock. If it reserves a key and admits a token, it may
         // wait for two locks, one after the other.

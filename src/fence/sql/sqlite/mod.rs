@@ -126,10 +126,12 @@ impl Setup for Sqlite {
         check_encoding(conn).await?;
         let table = names.apply("tower_fence.migrations");
         let (file, table) = table.split_once('.').unwrap_or(("main", &table));
-        let found = format!("SELECT 1 FROM {file}.sqlite_master WHERE name = '{table}'");
+        let find_history = format!("SELECT 1 FROM {file}.sqlite_master WHERE name = '{table}'");
         let mut repeated = false;
         loop {
-            let row = conn.fetch_optional(AssertSqlSafe(found.clone())).await?;
+            let row = conn
+                .fetch_optional(AssertSqlSafe(find_history.clone()))
+                .await?;
             match migrations::migrate(conn, row.is_some(), names, migrations::SQLITE).await {
                 // sqlx does not lock an SQLite database for migrations. If another process has
                 // migrated at the same time, the tables are now current.

@@ -102,7 +102,7 @@ impl Tables for Sqlite {
              announced = min(announced, $2) WHERE resource = $1";
         // If a resource has no row and the floor blocks it, insert a row, which takes precedence
         // over the floor.
-        const MAKE: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
+        const INSERT: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
              WHERE partition = $3 AND floor > $2";
         let partition = partition_of(resource);
@@ -114,19 +114,20 @@ impl Tables for Sqlite {
         let last_epoch = Self::last_epoch(On::new(conn, names), partition).await?;
         let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
         let granted = announced.unwrap_or(0).max(begun);
-        if granted <= token.get() {
-            let reset = sqlx::query(names.sql(RESET))
+        if granted > token.get() {
+            return Ok(granted);
+        }
+        let reset = sqlx::query(names.sql(RESET))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .execute(&mut *conn);
+        if reset.await?.rows_affected() == 0 {
+            sqlx::query(names.sql(INSERT))
                 .bind(resource.as_str())
                 .bind(token.get())
-                .execute(&mut *conn);
-            if reset.await?.rows_affected() == 0 {
-                sqlx::query(names.sql(MAKE))
-                    .bind(resource.as_str())
-                    .bind(token.get())
-                    .bind(i16::from(partition))
-                    .execute(conn)
-                    .await?;
-            }
+                .bind(i16::from(partition))
+                .execute(conn)
+                .await?;
         }
         Ok(granted)
     }
