@@ -108,11 +108,13 @@ pub(crate) fn literal_text(text: &str) -> String {
     )
 }
 
+/// Returns bytes as an SQL expression.
 fn literal_bytes(bytes: &[u8]) -> String {
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("pg_catalog.decode('{digits}', 'hex')")
 }
 
+/// Future returned by the methods of [`Calls`].
 pub(crate) type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
 
 /// Error returned when a call failed.

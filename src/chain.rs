@@ -43,6 +43,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
+/// Writes text, and escapes characters that end a line or change the direction of text.
 fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     let is_deceptive = |c: char| {
         c.is_control()

@@ -45,6 +45,7 @@ pub struct ResourcePattern {
     parameters: Arc<[Parameter]>,
 }
 
+/// Parameter of a pattern, with the text that follows it.
 #[derive(PartialEq, Eq, Hash)]
 struct Parameter {
     name: String,

@@ -45,6 +45,7 @@ pub struct StaleToken {
 }
 
 impl StaleToken {
+    /// Returns the reason of the refusal, as the predicate of the error's text.
     fn why(&self) -> String {
         let max_token = self.max_token;
         if self.by_floor {

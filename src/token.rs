@@ -1,4 +1,4 @@
-//! [`Token`] and [`Resource`]: the number that the fence compares, and the name to which it belongs.
+//! [`Token`] and [`Resource`]: the number that the fence compares, and the name that it belongs to.
 //!
 //! A value of either type is validated when it is created, and cannot become invalid afterwards.
 
