@@ -200,7 +200,7 @@ async fn end_transaction<DB: FenceDatabase>(
     let error = match (verdict(outcome, &place), place) {
         // Dropping a transaction that is still open rolls it back.
         (Verdict::Answer, _) => return Ok(()),
-        (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
+        (Verdict::Raise, Place::WithLayer { transaction, .. } | Place::Empty(transaction)) => {
             return Ok(fence.roll_back_and_raise(transaction, claims).await?);
         }
         (Verdict::Raise, Place::Settled(Err(error @ CommitError::OutcomeUnknown(_)))) => {
@@ -211,7 +211,7 @@ async fn end_transaction<DB: FenceDatabase>(
             });
         }
         (Verdict::Raise, _) => return Ok(fence.raise_after_loss(claims).await?),
-        (Verdict::Commit, Place::Home { transaction, .. }) => {
+        (Verdict::Commit, Place::WithLayer { transaction, .. }) => {
             let committed = match stored {
                 Some(stored) => transaction.commit_with(stored).await,
                 None => transaction.commit().await,

@@ -97,16 +97,16 @@ pub(super) enum Verdict {
 
 /// Returns the decision for the handler's outcome and the state of its transaction.
 pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
-    let used = !matches!(place, Place::Home { used: false, .. });
+    let used = !matches!(place, Place::WithLayer { used: false, .. });
     match (place, served(outcome, used)) {
         (Place::Pending | Place::Beginning | Place::Refused(_), Served::Success) => Verdict::Refuse,
         (Place::Pending | Place::Beginning | Place::Refused(_), _) => Verdict::Answer,
-        (Place::Home { .. }, Served::Success) => Verdict::Commit,
-        (Place::Home { .. } | Place::Empty(_), Served::Rejected) => Verdict::Answer,
+        (Place::WithLayer { .. }, Served::Success) => Verdict::Commit,
+        (Place::WithLayer { .. } | Place::Empty(_), Served::Rejected) => Verdict::Answer,
         // A rollback would release the row lock before the raise, so an older write could follow
         // the read.
-        (Place::Home { .. }, Served::Failure) if outcome.is_finding() => Verdict::Commit,
-        (Place::Home { .. }, Served::Failure) => Verdict::Raise,
+        (Place::WithLayer { .. }, Served::Failure) if outcome.is_finding() => Verdict::Commit,
+        (Place::WithLayer { .. }, Served::Failure) => Verdict::Raise,
         // The handler's write returned no rows, and the handler knows this. Nothing is left to
         // commit.
         (Place::Empty(_), Served::Success | Served::Failure) => Verdict::Raise,
@@ -167,7 +167,7 @@ mod tests {
         use Verdict::{
             Answer as Ans, Commit as Com, Raise as Rai, RaiseAndRefuse as Bad, Refuse as Ref,
         };
-        let home = |used| Place::Home {
+        let with_layer = |used| Place::WithLayer {
             transaction: (),
             used,
         };
@@ -175,8 +175,8 @@ mod tests {
             Place::Pending,
             Place::Beginning,
             Place::Refused(AdmitError::NoResource),
-            home(false),
-            home(true),
+            with_layer(false),
+            with_layer(true),
             Place::Empty(()),
             Place::Settled(Ok(())),
             Place::Settled(Err(CommitError::Unfinished)),
@@ -235,7 +235,7 @@ mod tests {
             for (column, (place, expected)) in columns.iter().zip(row).enumerate() {
                 let is_finding = is_read && !rolls_back && matches!(status, Some(400..500));
                 let expected = match (place, expected) {
-                    (Place::Home { .. }, Rai) if is_finding => Com,
+                    (Place::WithLayer { .. }, Rai) if is_finding => Com,
                     (_, expected) => expected,
                 };
                 let decided = verdict(outcome, place);

@@ -89,7 +89,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// the slot was closed in the meantime.
     pub(crate) fn begun_for(self, slot: &Slot<DB>) -> Option<Self> {
         let (_, transaction, permits) = self.into_parts();
-        let is_open = slot.begun(&transaction, permits);
+        let is_open = slot.finish_begin(&transaction, permits);
         is_open.then(|| Self::lent(transaction, slot))
     }
 

@@ -56,7 +56,7 @@ pub(crate) enum Place<T> {
     /// nothing. Whatever the handler responds, there is nothing to commit.
     Empty(T),
     /// The layer has the transaction.
-    Home {
+    WithLayer {
         transaction: T,
         /// Whether the handler has used the connection for a statement.
         used: bool,
@@ -78,7 +78,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         let held_since = transaction.held_since;
         let contents = Contents {
             id: transaction.id,
-            place: home(transaction),
+            place: with_layer(transaction),
             permits,
         };
         Self {
@@ -138,7 +138,7 @@ impl<DB: FenceDatabase> Slot<DB> {
     pub(super) fn lend(&self) -> Option<Transaction<DB>> {
         let mut state = self.lock();
         match mem::replace(&mut state.place, Place::Lent) {
-            Place::Home { transaction, .. } => Some(transaction),
+            Place::WithLayer { transaction, .. } => Some(transaction),
             other => {
                 state.place = other;
                 None
@@ -150,7 +150,7 @@ impl<DB: FenceDatabase> Slot<DB> {
     pub(super) fn give_back(&self, transaction: Transaction<DB>) {
         let mut state = self.lock();
         if matches!(state.place, Place::Lent) {
-            state.place = home(transaction);
+            state.place = with_layer(transaction);
         } else {
             drop(state);
             // The layer may be terminating this session on the server. If the connection returned
@@ -167,7 +167,7 @@ impl<DB: FenceDatabase> Slot<DB> {
 
     /// Records that the handler has begun `transaction` and keeps it. Returns false if the slot was
     /// closed in the meantime.
-    pub(super) fn begun(&self, transaction: &Transaction<DB>, permits: Vec<Permit>) -> bool {
+    pub(super) fn finish_begin(&self, transaction: &Transaction<DB>, permits: Vec<Permit>) -> bool {
         let mut state = self.lock();
         let is_open = matches!(state.place, Place::Beginning);
         if is_open {
@@ -255,8 +255,8 @@ impl<DB: FenceDatabase> Slot<DB> {
 }
 
 /// Returns the state in which the layer has the transaction.
-fn home<DB: FenceDatabase>(transaction: Transaction<DB>) -> Place<Transaction<DB>> {
-    Place::Home {
+fn with_layer<DB: FenceDatabase>(transaction: Transaction<DB>) -> Place<Transaction<DB>> {
+    Place::WithLayer {
         used: transaction.used,
         transaction,
     }

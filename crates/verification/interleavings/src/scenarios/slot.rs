@@ -62,7 +62,7 @@ pub async fn answer_stays_true() {
             let closed = slot.close();
             assert!(closed.permits.is_empty());
             match closed.place {
-                Place::Home { transaction, .. } => {
+                Place::WithLayer { transaction, .. } => {
                     transaction.commit().await;
                     Some(1)
                 }
