@@ -10,7 +10,7 @@ const LONG_STATEMENT: Duration = Duration::from_secs(600);
 /// Timeouts and other settings of a fence, and the properties of one of its transactions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    // Settings of the fence.
+    // Settings of the fence, which `FenceBuilder` describes.
     pub(crate) pool_timeout: Duration,
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,

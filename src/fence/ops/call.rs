@@ -28,7 +28,7 @@ impl Calls for Fence<Postgres> {
     fn call_function<'a>(&'a self, call: FunctionCall<'a>) -> CallFuture<'a, Vec<PgRow>> {
         Box::pin(async move {
             let lock_timeout = self.limits.lock_timeout;
-            let Some(resource) = call.resource.filter(|_| lock_timeout > MOMENT) else {
+            let Some(resource) = call.resource.filter(|_| lock_timeout > FIRST_LOCK_TIMEOUT) else {
                 return Ok(self.attempt(&call, lock_timeout).await?);
             };
             let until = after(lock_timeout);
@@ -36,7 +36,7 @@ impl Calls for Fence<Postgres> {
             // While earlier calls are blocked, even a short attempt would only occupy a connection.
             // Many such attempts would leave no connection for other resources.
             if !self.queues.is_blocked(&queue) {
-                match self.attempt(&call, MOMENT).await {
+                match self.attempt(&call, FIRST_LOCK_TIMEOUT).await {
                     Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
                     outcome => return Ok(outcome?),
                 }
@@ -71,7 +71,7 @@ impl Calls for Fence<Postgres> {
 }
 
 /// Maximum time that a call waits for a lock before it waits in the queue instead.
-const MOMENT: Duration = Duration::from_millis(50);
+const FIRST_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
 
 impl Fence<Postgres> {
     /// Calls the function once: in a prepared statement if possible, otherwise with literals.

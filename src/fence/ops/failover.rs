@@ -1,5 +1,10 @@
 //! Failover: a database that was promoted or restored may have lost its latest commits.
 //!
+//! 1. If the timeline of the WAL has changed, the first use of each resource moves the resource to
+//!    the current timeline (`catch_up`). Unless `notice_failover` is off, this makes the earlier
+//!    tokens of the resource stale.
+//! 2. An operator reports every other failover (`after_failover`), before any client writes.
+//!
 //! [`deployment`](crate::deployment#why-earlier-tokens-become-stale) describes why the fence makes
 //! all earlier tokens stale, how it notices a failover, and which failovers an operator must
 //! report.

@@ -1,4 +1,4 @@
-//! Operations of a fence, one file each.
+//! Operations of a fence, one file each. [`transact`] begins and retries their transactions.
 
 mod begin;
 #[cfg(feature = "postgres")]

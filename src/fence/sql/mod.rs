@@ -15,10 +15,10 @@ mod states;
 mod tables;
 mod transactions;
 
+pub(in crate::fence) use sqlx::Arguments;
 use sqlx::Database;
 // sqlx does not re-export `TransactionManager`, which counts nested transactions and queues
 // rollbacks. No other code names `sqlx-core`.
-pub(in crate::fence) use sqlx::Arguments;
 pub(in crate::fence) use sqlx_core::transaction::TransactionManager;
 
 pub(crate) use self::{
