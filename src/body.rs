@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     /// Returns a body of unknown length.
-    fn unannounced(bytes: &'static [u8]) -> Body {
+    fn of_unknown_length(bytes: &'static [u8]) -> Body {
         Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]))
     }
 
@@ -129,17 +129,17 @@ mod tests {
     #[tokio::test]
     async fn body_is_accepted_up_to_the_limit() {
         let too_large = BodyError::TooLarge { limit_bytes: 4 };
-        for body in [Body::from("four"), unannounced(b"four")] {
+        for body in [Body::from("four"), of_unknown_length(b"four")] {
             assert_eq!(read_4(body).await.unwrap(), "four");
         }
-        for body in [Body::from("fifth"), unannounced(b"fifth")] {
+        for body in [Body::from("fifth"), of_unknown_length(b"fifth")] {
             assert_eq!(read_4(body).await.unwrap_err(), too_large);
         }
     }
 
     #[tokio::test]
     async fn limit_of_another_layer_is_reported_as_such() {
-        for body in [Body::from("fourth"), unannounced(b"fourth")] {
+        for body in [Body::from("fourth"), of_unknown_length(b"fourth")] {
             let outer = Body::new(Limited::new(body, 3));
             assert_eq!(
                 read_4(Body::new(outer)).await.unwrap_err(),
