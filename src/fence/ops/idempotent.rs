@@ -23,7 +23,7 @@ use crate::{
         local::QueueKey,
         settings::Limits,
         sql::{
-            Admit, FenceDatabase, KeyReservation, Record, RecordId, ReservedKey, Reserving,
+            Admit, AdmitOnce, FenceDatabase, Record, RecordId, Reservation, ReservedKey,
             StoredResponse,
         },
         tx::Transaction,
@@ -129,16 +129,16 @@ impl<DB: FenceDatabase> Fence<DB> {
         let first = claims.in_lock_order()[0];
         let plan = Plan::admitting(limits, &claims);
         let opened = self.open(plan, async |transaction| {
-            let reservation = KeyReservation {
+            let once = AdmitOnce {
                 id: &id,
                 fingerprint: &fingerprint,
                 ttl_ms,
                 early: transaction.began_early,
                 admit: Admit::new(first, token_use, transaction.limits),
             };
-            let reserving = transaction.reserve(async |on| DB::admit_once(on, reservation).await);
-            match reserving.await? {
-                Reserving::Reserved { role, admission } => {
+            let reservation = transaction.reserve(async |on| DB::admit_once(on, once).await);
+            match reservation.await? {
+                Reservation::Reserved { role, admission } => {
                     transaction.reserved_key = Some(Box::new(ReservedKey {
                         id: id.clone(),
                         role,
@@ -148,8 +148,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                         self.admit_all(transaction, &claims, token_use, token_use, first);
                     Ok(Ok(admitted.await?))
                 }
-                Reserving::Found(found) => Ok(Err(found)),
-                Reserving::TooEarly => Err(Halt::TooEarly),
+                Reservation::Found(found) => Ok(Err(found)),
+                Reservation::TooEarly => Err(Halt::TooEarly),
             }
         });
         match opened.await {

@@ -32,7 +32,7 @@ pub(crate) use self::{
 };
 pub(in crate::fence) use self::{
     names::{Names, Topology},
-    records::{KeyReservation, Record, ReservedKey, Reserving},
+    records::{AdmitOnce, Record, Reservation, ReservedKey},
     transactions::savepoint,
 };
 

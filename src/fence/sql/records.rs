@@ -10,10 +10,7 @@ use super::{Admission, Admit, On};
 pub(crate) trait Records: Database {
     /// Reserves an idempotency key and admits a token, or finds the record of the key. If a
     /// transaction of another request has reserved the key, waits for the end of that transaction.
-    async fn admit_once(
-        on: On<'_, Self>,
-        reservation: KeyReservation<'_>,
-    ) -> sqlx::Result<Reserving>;
+    async fn admit_once(on: On<'_, Self>, once: AdmitOnce<'_>) -> sqlx::Result<Reservation>;
 
     /// Reads a record, unless it has expired.
     async fn find_record(on: On<'_, Self>, id: &RecordId) -> sqlx::Result<Option<Record>>;
@@ -80,7 +77,7 @@ impl Record {
 
 /// Reservation of a key, which the SQL functions call a claim, together with the admission of the
 /// first resource.
-pub(crate) struct KeyReservation<'a> {
+pub(crate) struct AdmitOnce<'a> {
     pub(in crate::fence) id: &'a RecordId,
     pub(in crate::fence) fingerprint: &'a [u8; 32],
     pub(in crate::fence) ttl_ms: i64,
@@ -90,7 +87,7 @@ pub(crate) struct KeyReservation<'a> {
 }
 
 /// Outcome of a reservation.
-pub(crate) enum Reserving {
+pub(crate) enum Reservation {
     /// The key was reserved. `role` is the role at the beginning of the transaction.
     Reserved { role: String, admission: Admission },
     /// The existing record, or `None` if the record has just been removed.

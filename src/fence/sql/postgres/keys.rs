@@ -9,14 +9,14 @@ use super::{
 };
 use crate::fence::{
     settings::millis,
-    sql::{KeyReservation, On, Record, RecordId, Records, Reserving, StoredResponse},
+    sql::{AdmitOnce, On, Record, RecordId, Records, Reservation, StoredResponse},
 };
 
 impl Records for Postgres {
     async fn admit_once(
         On { conn, names }: On<'_, Self>,
-        reservation: KeyReservation<'_>,
-    ) -> sqlx::Result<Reserving> {
+        once: AdmitOnce<'_>,
+    ) -> sqlx::Result<Reservation> {
         // An argument of the function depends on the result of `set_config`, so Postgres applies
         // the settings before it calls the function.
         const RESERVE: &str = concat!(
@@ -26,11 +26,11 @@ impl Records for Postgres {
                  CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9) AS a"
         );
         let is_distributed = names.is_distributed();
-        if is_distributed && reservation.early {
+        if is_distributed && once.early {
             // now() may be before the last write to the resource, whose time only the worker knows.
-            return Ok(Reserving::TooEarly);
+            return Ok(Reservation::TooEarly);
         }
-        let admit = reservation.admit;
+        let admit = once.admit;
         let settings = Settings::of(admit.limits, conn.server_version_num());
         let key_timeout = admit.limits.key_timeout;
         let key_ms = key_timeout.map_or_else(|| settings.lock_ms.clone(), millis);
@@ -38,12 +38,12 @@ impl Records for Postgres {
         // token.
         let resource = (!is_distributed).then(|| admit.resource.as_str());
         let row = sqlx::query(names.sql(RESERVE))
-            .bind(&reservation.id.scope[..])
-            .bind(&reservation.id.key)
-            .bind(&reservation.fingerprint[..])
-            .bind(reservation.ttl_ms)
+            .bind(&once.id.scope[..])
+            .bind(&once.id.key)
+            .bind(&once.fingerprint[..])
+            .bind(once.ttl_ms)
             .bind(settings.lock_ms)
-            .bind(reservation.early)
+            .bind(once.early)
             .bind(resource)
             .bind(admit.token.get())
             .bind(admit.is_reusable())
@@ -58,9 +58,9 @@ impl Records for Postgres {
                 row.try_get("role")?,
                 delegate(On::new(conn, names), admit).await?,
             );
-            return Ok(Reserving::Reserved { role, admission });
+            return Ok(Reservation::Reserved { role, admission });
         }
-        reserving(&row)
+        reservation(&row)
     }
 
     async fn find_record(
@@ -102,7 +102,7 @@ impl Records for Postgres {
 }
 
 /// Converts the answer of `admit_once`.
-fn reserving(row: &PgRow) -> sqlx::Result<Reserving> {
+fn reservation(row: &PgRow) -> sqlx::Result<Reservation> {
     let outcome: String = row.try_get("outcome")?;
     if outcome == "found" {
         let fingerprint: Option<Vec<u8>> = row.try_get("found_fingerprint")?;
@@ -112,14 +112,14 @@ fn reserving(row: &PgRow) -> sqlx::Result<Reserving> {
             row.try_get("body")?,
         );
         let record = |fingerprint| Record::of((fingerprint, status, headers, body));
-        return Ok(Reserving::Found(fingerprint.map(record)));
+        return Ok(Reservation::Found(fingerprint.map(record)));
     }
     if outcome == "early" {
-        return Ok(Reserving::TooEarly);
+        return Ok(Reservation::TooEarly);
     }
     let (max_token, by_floor) = (row.try_get("max_token")?, row.try_get("by_floor")?);
     let answer = (outcome, max_token, by_floor, row.try_get("announced")?);
-    Ok(Reserving::Reserved {
+    Ok(Reservation::Reserved {
         role: row.try_get("role")?,
         admission: admission(answer, row.try_get("id")?),
     })

@@ -3,32 +3,32 @@
 use sqlx::Sqlite;
 
 use crate::fence::sql::{
-    Admissions, KeyReservation, On, Record, RecordId, Records, Reserving, StoredResponse,
+    Admissions, AdmitOnce, On, Record, RecordId, Records, Reservation, StoredResponse,
 };
 
 impl Records for Sqlite {
     async fn admit_once(
         On { conn, names }: On<'_, Self>,
-        reservation: KeyReservation<'_>,
-    ) -> sqlx::Result<Reserving> {
+        once: AdmitOnce<'_>,
+    ) -> sqlx::Result<Reservation> {
         const RESERVE: &str = "INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at) \
              VALUES ($1, $2, $3, CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4) \
              ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, \
                  expires_at = excluded.expires_at, status = NULL, headers = NULL, body = NULL \
              WHERE k.expires_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER)";
         let reserved = sqlx::query(names.sql(RESERVE))
-            .bind(&reservation.id.scope[..])
-            .bind(&reservation.id.key)
-            .bind(&reservation.fingerprint[..])
-            .bind(reservation.ttl_ms)
+            .bind(&once.id.scope[..])
+            .bind(&once.id.key)
+            .bind(&once.fingerprint[..])
+            .bind(once.ttl_ms)
             .execute(&mut *conn);
         if reserved.await?.rows_affected() == 0 {
-            let found = Self::find_record(On::new(conn, names), reservation.id).await?;
-            return Ok(Reserving::Found(found));
+            let found = Self::find_record(On::new(conn, names), once.id).await?;
+            return Ok(Reservation::Found(found));
         }
-        Ok(Reserving::Reserved {
+        Ok(Reservation::Reserved {
             role: String::new(),
-            admission: Self::admit(On::new(conn, names), reservation.admit, false).await?,
+            admission: Self::admit(On::new(conn, names), once.admit, false).await?,
         })
     }
 
