@@ -168,7 +168,6 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         S::Response: IntoResponse,
     {
         let (mut parts, body) = request.into_parts();
-        let is_read = parts.method.is_safe();
         // Requests with these methods, such as CORS preflights, neither read nor write the
         // resource.
         if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
@@ -198,30 +197,44 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         };
         let resource = claims.first().resource.clone();
         match self.admit(&mut parts, claims, body).await {
-            Ok(Entry::Write(slot, body)) => {
-                self.lend(&slot, &mut parts);
-                let keys = self.idempotency.as_deref();
-                let keys = keys.filter(|_| slot.has_key());
-                let request = Request::from_parts(parts, body);
-                let handler = run_handler(inner, request, self.commit_if.as_ref(), keys);
-                let _hold = Timer {
-                    name: "tower_fence_hold_seconds",
-                    since: slot.held_since(),
-                };
-                let mut response = settle(&self.fence, slot, handler).await?;
-                if is_read {
-                    // A response from a cache would not make older tokens stale.
-                    let headers = response.headers_mut();
-                    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-                }
-                Ok(response)
-            }
+            Ok(Entry::Write(slot, body)) => self.fenced(inner, parts, slot, body).await,
             Ok(Entry::Replay(response)) => {
                 metrics::count("tower_fence_replayed_total");
                 Ok(response)
             }
             Err(refusal) => Ok(refusal.respond(Some(&resource))),
         }
+    }
+
+    /// Runs the handler with the slot, ends the transaction, and returns the response.
+    async fn fenced<S>(
+        &self,
+        inner: S,
+        mut parts: Parts,
+        slot: Slot<DB>,
+        body: Body,
+    ) -> Result<Response, S::Error>
+    where
+        S: Service<Request<Body>>,
+        S::Response: IntoResponse,
+    {
+        let is_read = parts.method.is_safe();
+        self.lend(&slot, &mut parts);
+        let keys = self.idempotency.as_deref();
+        let keys = keys.filter(|_| slot.has_key());
+        let request = Request::from_parts(parts, body);
+        let handler = run_handler(inner, request, self.commit_if.as_ref(), keys);
+        let _hold = Timer {
+            name: "tower_fence_hold_seconds",
+            since: slot.held_since(),
+        };
+        let mut response = settle(&self.fence, slot, handler).await?;
+        if is_read {
+            // A response from a cache would not make older tokens stale.
+            let headers = response.headers_mut();
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        }
+        Ok(response)
     }
 
     /// Renders a refusal with the application's function, whether the layer or the handler returned

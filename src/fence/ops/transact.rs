@@ -100,13 +100,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let limits = tries.limits();
             let mut transaction = match open.take() {
                 Some(transaction) => transaction,
-                None => {
-                    let turn = self.turn_to_write(limits, plan.begin).await?;
-                    let mut begun =
-                        Transaction::begin(&self.connections, limits, plan.begin).await?;
-                    begun.turn = turn;
-                    begun
-                }
+                None => self.begin_in_turn(limits, plan.begin).await?,
             };
             let began = Instant::now();
             let checked = transaction.run(async |on| Ok(ensure_checked::<DB>(on).await));
@@ -146,6 +140,18 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
             }
         }
+    }
+
+    /// Begins a transaction when its turn to write has come.
+    async fn begin_in_turn(
+        &self,
+        limits: Limits,
+        begin: Begin,
+    ) -> Result<Transaction<DB>, Failure> {
+        let turn = self.turn_to_write(limits, begin).await?;
+        let mut transaction = Transaction::begin(&self.connections, limits, begin).await?;
+        transaction.turn = turn;
+        Ok(transaction)
     }
 
     /// Waits without a connection until no other transaction of this process writes, if the
