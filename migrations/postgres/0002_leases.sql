@@ -69,10 +69,11 @@ CREATE INDEX waiters_place ON tower_fence.waiters (resource, place, ticket);
 -- If the process of an issuer is killed, its requests stay in the table until the lease is
 -- released, or until another process begins to listen. They are not counted. The view repeats the
 -- expression of listener_name(), because a role that reads the view need not be able to execute the
--- function.
+-- function. With a volatile function in its target list, the view would compute all rows before a
+-- LIMIT.
 CREATE VIEW tower_fence.held_leases AS
 SELECT l.resource, l.token, l.owner, l.granted_at, l.expires_at,
-    least(l.expires_at - pg_catalog.clock_timestamp(), l.ttl) AS expires_in,
+    least(l.expires_at - pg_catalog.statement_timestamp(), l.ttl) AS expires_in,
     (
         SELECT pg_catalog.count(*) FROM tower_fence.waiters AS w
         WHERE w.resource = l.resource AND w.listener IN (
@@ -402,8 +403,7 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 -- If the lease is held, a request with a listener waits in the queue. The outcome is one of the
 -- following:
 --
---     granted    with a new token
---     repeated   with the same token as before
+--     granted    with a new token, or with the token that the same lease id has been granted before
 --     exhausted  with the highest token that was received
 --     held       the lease is held or the resource is reserved, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
@@ -411,8 +411,9 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     displaced  another request under the same lease id has taken its position
 --     again      the lease has just become free, or another transaction has locked a row; retry
 --
--- blocked_ms is the number of milliseconds for which the resource stays blocked if the holder
--- neither renews nor releases its lease. For a reserved resource, blocked_ms is an upper bound.
+-- blocked_ms is the number of milliseconds for which the request stays blocked if the holder neither
+-- renews nor releases its lease. For a reserved resource, and for a request that is not the first in
+-- the queue, blocked_ms is an upper bound.
 -- After a grant, others_wait is true if other requests wait. In that case, the issuer calls
 -- lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
@@ -489,7 +490,7 @@ BEGIN
                 WHERE l.resource = lease_ask.resource AND l.lease = lease_ask.lease
                     AND l.token = seen.token AND l.expires_at > clock_timestamp();
                 IF FOUND THEN
-                    outcome := 'repeated';
+                    outcome := 'granted';
                     token := seen.token;
                 ELSE
                     -- If the statement has waited for another transaction, the row of the lease
@@ -542,7 +543,7 @@ BEGIN
     -- A grant locks the row of the resource, and lease_call() locks the queue. All transactions
     -- lock the row of the resource first. After a grant, the caller of this function calls
     -- lease_call().
-    IF has_passed_over AND (outcome IN ('granted', 'repeated')) IS NOT TRUE THEN
+    IF has_passed_over AND outcome IS DISTINCT FROM 'granted' THEN
         PERFORM tower_fence.lease_call(lease_ask.resource);
     END IF;
     IF outcome = 'again' THEN
@@ -609,6 +610,11 @@ BEGIN
             -- process of the first request may still be waiting for this request, so notify that
             -- process.
             PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' 0'));
+        END IF;
+        IF outcome = 'queued' THEN
+            -- The request is notified when it becomes the first. Until then, each earlier request
+            -- may use its whole turn.
+            blocked_ms := blocked_ms + extract(epoch FROM turn) * 1000;
         END IF;
         RETURN;
     END IF;
@@ -727,8 +733,7 @@ COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
 
 -- The outcome is one of the following:
 --
---     kept       with the same token as before
---     renewed    with a new token
+--     renewed    with the same token as before, or with a new one
 --     lost       the lease is not held, or the fence has received a higher token, so another holder
 --                may have written since this holder last read
 --     exhausted  with the highest token that was received
@@ -811,11 +816,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    outcome := 'renewed';
     token := seen.token;
-    IF next_token IS NULL THEN
-        outcome := 'kept';
-    ELSE
-        outcome := 'renewed';
+    IF next_token IS NOT NULL THEN
         PERFORM tower_fence.record_grant(lease_renew.resource, next_token, lease_renew.lease);
     END IF;
     -- If the lease now expires earlier, notify the first waiter, which may have been notified of a
@@ -908,7 +911,7 @@ BEGIN
         tower_fence.lease_ms('lock_delay', acquire.lock_delay, NULL, 0),
         nullif(acquire.owner, ''), NULL, false, NULL
     ) AS a;
-    IF answer.outcome NOT IN ('granted', 'repeated') THEN
+    IF answer.outcome <> 'granted' THEN
         PERFORM tower_fence.refuse_lease(answer.outcome, acquire.resource,
             CASE answer.outcome WHEN 'held' THEN answer.blocked_ms ELSE answer.token END);
     END IF;
@@ -938,7 +941,7 @@ BEGIN
         renew.resource, tower_fence.lease_digest(renew.lease_id),
         tower_fence.lease_ms('ttl', renew.ttl, renew.ttl_ms, 1), renew.new_token, NULL
     ) AS a;
-    IF answer.outcome NOT IN ('kept', 'renewed') THEN
+    IF answer.outcome <> 'renewed' THEN
         PERFORM tower_fence.refuse_lease(answer.outcome, renew.resource, answer.token);
     END IF;
     RETURN answer.token;

@@ -14,7 +14,7 @@ use super::{
     request::{ResourcePath, body_bytes, invalid},
     response::{self, Rejection},
 };
-use crate::{lease::LeaseAdmin, token::Token, wire::BreakBody};
+use crate::{lease::LeaseAdmin, wire::BreakBody};
 
 /// Range of `limit`, the maximum number of leases in a page.
 pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
@@ -62,14 +62,9 @@ pub(super) async fn break_lease<L: LeaseAdmin>(
     body: Body,
 ) -> Result<Response, Rejection> {
     let body = BreakBody::read(&body_bytes(&headers, body).await?)?;
-    let ended = leases.break_lease(&resource, body.token).await;
-    if ended.map_err(|error| response::failed(error, Some(&resource)))? {
-        tracing::warn!(
-            resource = resource.as_str(),
-            token = body.token.map(Token::get),
-            "broke a lease"
-        );
-        return Ok(response::released());
+    let broken = leases.break_lease(&resource, body.token).await;
+    match broken.map_err(|error| response::failed(error, Some(&resource)))? {
+        true => Ok(response::released()),
+        false => Err(response::not_held(&resource)),
     }
-    Err(response::not_held(&resource))
 }

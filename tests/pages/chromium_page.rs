@@ -596,7 +596,13 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
             assert_eq!(is_disabled("back").await, true);
             browser.run("announced.splice(0)").await;
         }
+        // A failed search does not leave the rows of another list.
+        browser.run(FAIL).await;
         browser.fill("#leases-text", "OWNER-217").await;
+        browser.click("#leases-search button").await;
+        browser.shows("#leases-error", "does not respond").await;
+        assert_eq!(number_of_rows(browser, "leases").await, json!(0));
+        browser.run("window.fetch = window.ask; return null").await;
         browser.click("#leases-search button").await;
         browser
             .shows("#leases-summary", "1 found in 130 leases")

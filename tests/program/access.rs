@@ -1,10 +1,10 @@
 //! The rights of holders, of operators, and of requests without a secret.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::Postgres;
+use sqlx::{AssertSqlSafe, Executor, Postgres};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::program::{HOLDER, OPERATOR, Served, file, path, run, run_on, secret_options};
@@ -162,8 +162,10 @@ async fn log_names_the_operator_of_each_change() {
     change("/console/api/reset", "bert", &lease().await).await;
     let broken = asked(&server, Some(OPERATOR), Method::POST, "/locks/sku-1/break").await;
     assert_eq!(broken.status, 204);
-    server.logs("tower_fence::issuer::operators: broke").await;
-
+    eventually!(
+        "all changes are in the log",
+        server.log().matches("operator{").count() == 4
+    );
     let log = server.log();
     let changes = log.lines().filter(|line| line.contains("operator{"));
     let changes: Vec<_> = changes.collect();
@@ -172,9 +174,9 @@ async fn log_names_the_operator_of_each_change() {
         (
             changes[0],
             r#" user="anna\nWARN \u{1b}[0m"}"#,
-            "broke a lease from the console",
+            "broke a lease",
         ),
-        (changes[1], "}", "broke a lease from the console"),
+        (changes[1], "}", "broke a lease"),
         (changes[2], r#" user="bert"}"#, "the fence was reset"),
         (changes[3], "}", "broke a lease"),
     ] {
@@ -185,6 +187,30 @@ async fn log_names_the_operator_of_each_change() {
     let before = format!("before={}", first.as_i64().unwrap() + 1);
     assert!(changes[2].contains(&before), "{log}");
     assert!(!log.contains(OPERATOR), "{log}");
+}
+
+#[tokio::test]
+async fn change_is_logged_even_if_the_operator_disconnects() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
+    let granted = asked(&server, Some(HOLDER), Method::POST, "/locks/sku-1").await;
+    let body = json!({ "resource": "sku-1", "token": granted.json()["token"] });
+    for (call, table, log) in [
+        ("break", "leases", "broke a lease"),
+        ("reset", "resources", "the fence was reset"),
+    ] {
+        let mut locked = db.pool.begin().await.unwrap();
+        let lock = format!("SELECT FROM tower_fence.{table} WHERE resource = 'sku-1' FOR UPDATE");
+        locked.execute(AssertSqlSafe(lock)).await.unwrap();
+        let url = server.url(&format!("/console/api/{call}"));
+        let request = server.client.post(url).basic_auth("anna", Some(OPERATOR));
+        let request = request.json(&body).timeout(Duration::from_millis(300));
+        assert!(request.send().await.unwrap_err().is_timeout());
+        locked.rollback().await.unwrap();
+        server.logs(log).await;
+    }
+    assert_eq!(server.log().matches(r#"user="anna""#).count(), 2);
 }
 
 #[tokio::test]

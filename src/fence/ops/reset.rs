@@ -1,8 +1,10 @@
 //! Reset of `max_token` by an operator, after a request has presented a token that was far too
 //! high.
 
+use tracing::Instrument;
+
 use crate::{
-    fence::{Fence, claims::Claims, error::AdmitError, sql::FenceDatabase},
+    fence::{Fence, claims::Claims, error::AdmitError, fault::Failure, sql::FenceDatabase},
     token::{Resource, Token},
 };
 
@@ -58,8 +60,17 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the reset has taken effect as a whole or not at all.
+    /// If the future is dropped, a task completes the reset and logs it.
     pub async fn reset(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
+        let (fence, resource) = (self.clone(), resource.clone());
+        let resetting = async move { fence.reset_and_log(&resource, token).await };
+        // The reset may take effect even if the caller is dropped. The task logs it nevertheless.
+        let task = tokio::spawn(resetting.in_current_span());
+        let outcome = task.await;
+        outcome.unwrap_or_else(|_| Err(AdmitError::from(Failure::silent()).into()))
+    }
+
+    async fn reset_and_log(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
         let before = self.inspect(resource).await?;
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one).await?;

@@ -42,10 +42,6 @@ macro_rules! durable_with_token {
     };
 }
 
-/// Time within which the first request in the queue must acquire a free lease. The SQL functions
-/// use the same value.
-const TURN: Duration = Duration::from_secs(2);
-
 /// Prefix of a page's cursor. The last listed name follows it.
 const CURSOR: &str = "after:";
 
@@ -93,21 +89,15 @@ impl Functions {
             .await?;
         let left = || unsigned(&row, "blocked_ms").map(Duration::from_millis);
         let reply = match row.try_get("outcome").map_err(unavailable)? {
-            "granted" | "repeated" => {
+            "granted" => {
                 let others_wait = row.try_get("others_wait").map_err(unavailable)?;
                 let granted = Granted::new(token(&row)?, ask.ttl);
                 return Ok((Reply::Granted(granted), others_wait));
             }
             "exhausted" => Reply::Exhausted(row.try_get("token").map_err(unavailable)?),
             "held" => Reply::Held { left: left()? },
-            "first" => Reply::Queued {
+            "first" | "queued" => Reply::Queued {
                 left: left()?,
-                joined: false,
-            },
-            // The request is notified when it becomes the first. Until then, each earlier request
-            // may use its whole turn.
-            "queued" => Reply::Queued {
-                left: left()?.saturating_add(TURN),
                 joined: false,
             },
             "displaced" => Reply::Displaced,
@@ -139,7 +129,7 @@ impl Functions {
             })
             .await?;
         Ok(match row.try_get("outcome").map_err(unavailable)? {
-            "kept" | "renewed" => Reply::Granted(Granted::new(token(&row)?, renewal.ttl)),
+            "renewed" => Reply::Granted(Granted::new(token(&row)?, renewal.ttl)),
             "lost" => Reply::Lost,
             "exhausted" => Reply::Exhausted(row.try_get("token").map_err(unavailable)?),
             "again" => Reply::Again,

@@ -50,6 +50,23 @@ fn psql(url: &str, script: &str) -> (String, String) {
 }
 
 #[tokio::test]
+async fn page_of_leases_does_not_read_the_other_leases() {
+    let db = Postgres::fresh(1).await;
+    let page = "EXPLAIN (COSTS off) SELECT * FROM tower_fence.held_leases WHERE resource > 'a' \
+                ORDER BY resource LIMIT 10";
+    let mut conn = db.pool.acquire().await.unwrap();
+    execute(&mut conn, "SET enable_seqscan = off")
+        .await
+        .unwrap();
+    let plan: Vec<String> = sqlx::query_scalar(page)
+        .fetch_all(&mut *conn)
+        .await
+        .unwrap();
+    // A sort, or a scan of a subquery, would read all leases.
+    assert!(plan[1].contains("Index Scan"), "{plan:#?}");
+}
+
+#[tokio::test]
 async fn script_that_loses_its_lease_is_stopped() {
     let db = Postgres::fresh(2).await;
     let script = "

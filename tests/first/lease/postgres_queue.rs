@@ -213,12 +213,12 @@ async fn repeated_first_request_stays_first() {
 #[tokio::test]
 async fn an_abandoned_request_takes_no_lease_that_another_one_returned() {
     let db = Postgres::fresh(4).await;
-    for (ticket, outcome) in [(1_i64, "granted"), (2, "repeated")] {
+    for ticket in [1_i64, 2] {
         let ask =
             "SELECT (tower_fence.lease_ask('sku-1', 'a', 60000, 0, NULL, $1, false, NULL)).outcome";
         let asked = sqlx::query_scalar(ask).bind(ticket);
         let asked: String = asked.fetch_one(&db.pool).await.unwrap();
-        assert_eq!(asked, outcome, "ticket {ticket}");
+        assert_eq!(asked, "granted", "ticket {ticket}");
     }
     for ticket in [1, 2] {
         let abandon = format!("SELECT tower_fence.lease_abandon('sku-1', 'a', {ticket})");

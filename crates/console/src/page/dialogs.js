@@ -54,8 +54,8 @@ function describe(found) {
     lease.held && ["Time left", `${time(lease.ttl_ms)}, unless it is renewed`],
     lease.held && ["Waiters", lease.waiters === 0 ? "none" : String(lease.waiters)],
     ["Highest stale token", dead],
-    ["Last announced grant", row?.announced ? token(row.announced) : "none"],
-    ["Last used", row ? `${time(row.idle_ms)} ago, by a write, a fenced read or an announced grant` : "never"],
+    row && ["Last announced grant", row.announced ? token(row.announced) : "none"],
+    row && ["Last used", `${time(row.idle_ms)} ago, by a write, a fenced read or an announced grant`],
     ["Read at", moment(found.now_ms)],
     ["Partition", [String(found.partition), found.floor > 0 ? ", floor " : ", no floor", found.floor > 0 ? token(found.floor) : ""]],
   ];

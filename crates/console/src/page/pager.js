@@ -90,7 +90,7 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
   /** Shows the first page of another list, for example of another search. */
   function restart() {
     cursors = [null];
-    back.disabled = next.disabled = true;
+    draw({ items: [], next: null, summary: "Searching\u2026" });
     turn(cursors);
   }
 
