@@ -277,7 +277,7 @@ impl IntoResponse for Error {
                     .member("stock", stock)
             }
             Self::Sku => invalid("resource").detail("invalid SKU"),
-            Self::Quantity => invalid("quantity").detail("`quantity` must be at least 1"),
+            Self::Quantity => invalid("quantity").detail("must be at least 1"),
             Self::SameSku => invalid("to").detail("a transfer needs two different SKUs"),
             Self::Body(rejection) => invalid("body").detail(rejection.body_text()),
             Self::Database(error) => return DatabaseError::from(error).into_response(),

@@ -259,7 +259,7 @@ impl<L: Leases> Issuer<L> {
         let (from, to) = (shortest.as_millis(), longest.as_millis());
         Err(invalid(
             "ttl_ms",
-            format!("`ttl_ms` must be from {from} to {to}"),
+            format!("must be from {from} to {to} milliseconds"),
         ))
     }
 }
@@ -271,7 +271,7 @@ fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Dur
         let limit = limit.as_millis();
         return Err(invalid(
             field,
-            format!("`{field}` must be from 0 to {limit}"),
+            format!("must be from 0 to {limit} milliseconds"),
         ));
     }
     Ok(time)

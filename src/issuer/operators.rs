@@ -36,16 +36,13 @@ pub(super) async fn list<L: LeaseAdmin>(
     let Query(paging) = paging.map_err(|_| {
         invalid(
             "query",
-            "the query may contain only `limit`, a number, and `cursor`, each at most once",
+            "may contain only `limit`, a number, and `cursor`, each at most once",
         )
     })?;
     let limit = paging.limit.unwrap_or(LIMIT);
     if !LIMITS.contains(&limit) {
         let (from, to) = (LIMITS.start(), LIMITS.end());
-        return Err(invalid(
-            "limit",
-            format!("`limit` must be from {from} to {to}"),
-        ));
+        return Err(invalid("limit", format!("must be from {from} to {to}")));
     }
     let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());
     let listed = leases.list(limit, cursor.as_deref()).await;

@@ -67,7 +67,7 @@ pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Rejection> {
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(invalid(
             LEASE_ID.as_str(),
-            "the header `Lease-Id` must occur exactly once",
+            "the header must occur exactly once",
         ));
     };
     let id = String::from_utf8_lossy(value.as_bytes());

@@ -129,7 +129,13 @@ pub(super) fn lost(resource: &Resource) -> Rejection {
 
 impl From<&Rejection> for Problem {
     fn from(refused: &Rejection) -> Self {
-        let problem = Self::new(refused.problem_type()).detail(refused.to_string());
+        let problem = Self::new(refused.problem_type());
+        let problem = match refused {
+            // The member `field` names the part.
+            Rejection::InvalidRequest { why, .. } => problem.detail(why),
+            Rejection::Lease(LeaseError::Invalid { detail, .. }) => problem.detail(detail),
+            _ => problem.detail(refused.to_string()),
+        };
         match refused {
             Rejection::InvalidRequest { field, .. } => refusal::invalid(problem, field),
             Rejection::UnsupportedMediaType => problem,

@@ -151,7 +151,7 @@ pub trait Backend: Send + Sync + 'static {
 /// Returns [`LeaseError::Invalid`] with the field `key_prefix` for any other prefix.
 pub fn check_key_prefix(prefix: &str) -> Result<(), LeaseError> {
     if prefix.is_empty() || !prefix.bytes().all(is_plain) {
-        let detail = "a key prefix must be one or more characters of A-Z a-z 0-9 - _ .";
+        let detail = "must be one or more characters of A-Z a-z 0-9 - _ .";
         return Err(LeaseError::invalid("key_prefix", detail));
     }
     Ok(())

@@ -287,9 +287,15 @@ async fn signals_that_are_ignored_stay_ignored() {
 async fn server_refusal_names_the_option() {
     let (_db, server) = serving().await;
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
-    for options in [["--ttl", "1h"], ["--ttl", "10ms"], ["--lock-delay", "5h"]] {
-        let arguments = [&["run"], &options[..], &["--", "true"]].concat();
-        let refused = run(&arguments, &variables).await;
-        refused.is(64).says(options[0]);
+    for (option, value, limits) in [
+        ("--ttl", "1h", "100 to 600000"),
+        ("--lock-delay", "5h", "0 to 60000"),
+    ] {
+        let refused = run(&["run", option, value, "--", "true"], &variables).await;
+        let text = format!("tower-fence: invalid {option}: must be from {limits} milliseconds\n");
+        assert_eq!(refused.is(64).stderr, text);
     }
+    // The program itself refuses a TTL that no server accepts.
+    let short = ["run", "--ttl", "10ms", "--", "true"];
+    run(&short, &variables).await.is(64).says("--ttl");
 }
