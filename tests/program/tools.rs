@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, Postgres};
+use tower_fence::lease::{MemoryLeases, conformance::CountedEpochs};
 
 use super::program::{
     HOLDER, OPERATOR, Served, ended, file, path, program, run, run_on, secret_options,
@@ -10,7 +11,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     functions::{self, Refused, is_refused},
-    http::Answer,
+    http::{Answer, Server},
     postgres::PostgresServer,
     process::psql,
     proxy::{Passage, Proxy, Sender},
@@ -227,7 +228,15 @@ async fn unreachable_or_invalid_server_is_named() {
     run(&["leases", "--url", &server.url("/lock")], &[])
         .await
         .is(78)
-        .says("no issuer");
+        .says("is not an issuer");
+    // An application's issuer may have no routes for operators.
+    let issuer = Server::issuer(MemoryLeases::new(CountedEpochs::default())).await;
+    let url = [("TOWER_FENCE_URL", &*issuer.url("/locks"))];
+    run(&["inspect", "sku-1"], &url).await.is(0);
+    for command in [&["leases"][..], &["break", "sku-1", "--token", "1"]] {
+        let refused = run(command, &url).await;
+        refused.is(78).says("lacks the routes for operators");
+    }
     run(&["inspect", "a\nb"], &[])
         .await
         .is(64)

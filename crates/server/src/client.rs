@@ -137,7 +137,9 @@ pub fn failure(error: &LeaseError) -> Failure {
             "the server refuses the request: it requires the secret of an operator; if the server has no secrets, \
              it accepts only an IP address or localhost as the host",
         ),
-        404 | 405 => Failure::configuration("there is no issuer at the URL of the server"),
+        404 | 405 => Failure::configuration(
+            "the server at this URL is not an issuer, or lacks the routes for operators, which `leases` and `break` need",
+        ),
         _ => Failure::unavailable("the request failed", error),
     }
 }
