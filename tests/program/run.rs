@@ -64,9 +64,11 @@ async fn statuses_are_as_documented() {
         .await
         .is(75)
         .says("true is held by another holder");
-    run(&["run", "-E", "0", "/bin/true"], &server_url)
-        .await
-        .is(0);
+    for (status, is_silent) in [(0, true), (7, false)] {
+        let conflict = ["run", "-E", &status.to_string(), "/bin/true"];
+        let skipped = run(&conflict, &server_url).await;
+        assert_eq!(skipped.is(status).stderr.is_empty(), is_silent, "{status}");
+    }
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let arguments = secret_options(&holders, &operators);
     let closed = Served::start(&_db.url, &arguments).await;

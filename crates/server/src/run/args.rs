@@ -64,7 +64,7 @@ pub struct RunArgs {
     /// process id.
     #[arg(long, env = "TOWER_FENCE_OWNER", value_name = "TEXT")]
     owner: Option<String>,
-    /// The exit status if the lease is held by another holder.
+    /// The exit status if the lease is held by another holder. With 0, nothing is printed.
     #[arg(short = 'E', long, env = "TOWER_FENCE_CONFLICT_EXIT_CODE", value_name = "STATUS", default_value_t = failure::HELD)]
     pub conflict_exit_code: u8,
     /// Acquires the lease in Postgres, without a server. Do not use this option if the servers

@@ -75,11 +75,17 @@ async fn under_lease<L: Leases + Clone>(
         .ttl(args.ttl)
         .lock_delay(args.lock_delay)
         .owner(args.owner()?);
-    let lease = claim.acquire(&holder, args.wait, &mut signals).await;
-    let lease = lease.map_err(|failure| match failure.status {
-        failure::HELD => Failure::new(args.conflict_exit_code, failure.text),
-        _ => failure,
-    })?;
+    let lease = match claim.acquire(&holder, args.wait, &mut signals).await {
+        Ok(lease) => lease,
+        Err(failure) if failure.status == failure::HELD => {
+            return match args.conflict_exit_code {
+                // cron would send the text as a mail.
+                0 => Ok(0),
+                status => Err(Failure::new(status, failure.text)),
+            };
+        }
+        Err(failure) => return Err(failure),
+    };
     let environment = [
         ("FENCING_TOKEN", lease.fencing_token().to_string()),
         ("FENCING_TOKEN_NUMBER", lease.token().to_string()),
