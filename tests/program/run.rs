@@ -5,20 +5,27 @@ use sqlx::Postgres;
 
 use super::{
     command::{Notes, are_waiting, end, held, serving, start, start_on, start_under},
-    program::{HOLDER, OPERATOR, Served, file, run, secret_options},
+    program::{HOLDER, OPERATOR, Served, file, run, secret_options, under},
 };
-use crate::support::{database::TestDatabase, eventually, process::send_signal};
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    process::{Process, psql, send_signal},
+};
 
 #[tokio::test]
 async fn command_receives_its_lease_and_its_status_is_returned() {
     let (db, server) = serving().await;
-    let script = "echo \"$FENCING_TOKEN|$FENCING_TOKEN_NUMBER|$LEASE_ID|$LEASE_RESOURCE\"; \
-                  exit 7";
+    let script = "echo \"$FENCING_TOKEN|$FENCING_TOKEN_NUMBER|$LEASE_RESOURCE\"; \
+                  env | cut -d = -f 1; exit 7";
     let ended = end(start(&server, &["--owner", "me"], script)).await;
-    let parts: Vec<_> = ended.is(7).stdout.trim().split('|').collect();
-    assert_eq!(parts[0], r#"1000000001;resource="sku-1""#);
-    assert_eq!((parts[1], parts[3]), ("1000000001", "sku-1"));
-    assert_eq!(parts[2].len(), 32);
+    let (values, names) = ended.is(7).stdout.split_once('\n').unwrap();
+    assert_eq!(values, r#"1000000001;resource="sku-1"|1000000001|sku-1"#);
+    // A command that had the lease id could renew or release the lease, which would then be lost.
+    assert!(
+        names.contains("FENCING_TOKEN") && !names.contains("LEASE_ID"),
+        "{names}"
+    );
     assert_eq!(ended.stderr, "");
     assert!(!held(&server).await, "it was released");
     // The command has a token that is admitted.
@@ -27,6 +34,34 @@ async fn command_receives_its_lease_and_its_status_is_returned() {
             .await,
         1_000_000_001
     );
+}
+
+#[tokio::test]
+async fn a_command_writes_several_times_with_a_reusable_token() {
+    let (db, server) = serving().await;
+    db.execute("CREATE TABLE writes (n int)").await;
+    let script = r#"for n in 1 2; do "$@" -c BEGIN \
+        -c "SELECT tower_fence.admit('$LEASE_RESOURCE', $FENCING_TOKEN_NUMBER, true)" \
+        -c "INSERT INTO writes VALUES ($n)" -c COMMIT || exit; done"#;
+    let mut command = under(&["env", "--default-signal"]);
+    command.env("TOWER_FENCE_URL", &server.url).args([
+        "run",
+        "--resource",
+        "sku-1",
+        "--",
+        "sh",
+        "-c",
+        script,
+        "sh",
+    ]);
+    let psql = psql(&db.url);
+    command
+        .arg(psql.get_program())
+        .args(psql.get_args())
+        .args(["-v", "ON_ERROR_STOP=1"]);
+    end(Process::run(command)).await.is(0);
+    assert_eq!(db.number("SELECT sum(n) FROM writes").await, 3);
+    assert!(!held(&server).await, "it was released");
 }
 
 #[tokio::test]

@@ -22,7 +22,6 @@ use crate::{
 ///
 ///   FENCING_TOKEN         the token, for the header Fencing-Token of requests
 ///   FENCING_TOKEN_NUMBER  the token as a number, for tower_fence.admit
-///   LEASE_ID              the secret id of the lease
 ///   LEASE_RESOURCE        the resource
 #[derive(Args)]
 #[command(after_long_help = STATUSES, verbatim_doc_comment)]
@@ -101,7 +100,7 @@ lasts, and the command then continues without the lease. A write is safe if the 
 token to the database in the transaction of the write:
   SELECT tower_fence.admit('NAME', FENCING_TOKEN_NUMBER)
 Each token can write once. With true as the third argument, a token can write until a newer token
-was admitted or granted.
+was admitted or granted. The command cannot renew the lease itself.
 
 When the command ends, its remaining processes are stopped, and then the lease is released. These
 are the processes of its group and, on Linux, all processes that it has started, even if they have

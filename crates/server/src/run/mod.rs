@@ -89,7 +89,6 @@ async fn under_lease<L: Leases + Clone>(
     let environment = [
         ("FENCING_TOKEN", lease.fencing_token().to_string()),
         ("FENCING_TOKEN_NUMBER", lease.token().to_string()),
-        ("LEASE_ID", lease.lease_id().expose().to_owned()),
         ("LEASE_RESOURCE", claim.resource.to_string()),
     ];
     process::adopt_orphans();

@@ -81,7 +81,7 @@ pub fn reap(mut read: impl FnMut(Pid, WaitStatus)) {
 }
 
 impl Process {
-    pub fn start(command: &[OsString], environment: [(&str, String); 4]) -> Result<Self, Failure> {
+    pub fn start(command: &[OsString], environment: [(&str, String); 3]) -> Result<Self, Failure> {
         let (program, arguments) = command
             .split_first()
             .ok_or_else(|| Failure::usage("no command"))?;
