@@ -157,9 +157,10 @@ COMMENT ON VIEW tower_fence.protected_tables IS
 
 -- The text of a column must not depend on a setting of the session. Otherwise the same row could
 -- belong to different resources in different sessions. Therefore only types whose text is always
--- the same are allowed. Enumerations are converted by concat(), which calls their output function.
--- The owner of an enumeration can rename it and create casts, but cannot replace its output
--- function.
+-- the same are allowed. Values are converted by concat(), which calls the output function of their
+-- type. Any role can create types and casts, but only a superuser can create output functions.
+-- Therefore the guard, which runs with the privileges of its owner, runs no code of another role,
+-- even as a trigger of another table.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -203,10 +204,10 @@ BEGIN
             EXIT WHEN kind <> 'd';
         END LOOP;
         expressions := expressions || CASE
-            WHEN base = 'boolean'::regtype THEN format('%s::boolean::text', value)
-            WHEN base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype,
-                'uuid'::regtype) THEN format('%s::text', value)
-            WHEN kind = 'e' THEN format('CASE WHEN %1$s IS NOT NULL THEN concat(%1$s) END', value)
+            WHEN kind = 'e' OR base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype,
+                'int8'::regtype, 'uuid'::regtype, 'boolean'::regtype)
+            THEN format('CASE WHEN %1$s IS NOT NULL THEN concat(%1$s)%2$s END', value,
+                CASE base WHEN 'boolean'::regtype THEN '::boolean::text' END)
         END;
         IF expressions[cardinality(expressions)] IS NULL THEN
             RAISE invalid_column_reference USING
@@ -235,7 +236,10 @@ COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
 -- second query checks each resource separately. Both queries are static, so that their plans are
 -- cached. The query for TRUNCATE is built at run time, because each partition has its own TRUNCATE
 -- trigger. That query first checks one row. It reads the whole table only if the resource of that
--- row was admitted.
+-- row was admitted. Because the owner of a table can make every query of the table run code, for
+-- example in the expression of an index, the guard reads only tables of its own owner.
+--
+-- In a trigger without transition tables, their names would be those of temporary tables.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, column_beside name)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -245,6 +249,14 @@ DECLARE
     admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
         'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
     is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);
+    needs_transition_tables CONSTANT text := $needs$ELSIF TG_OP <> 'TRUNCATE' AND NOT EXISTS (
+        SELECT FROM pg_trigger AS t WHERE t.tgrelid = TG_RELID AND t.tgname = TG_NAME
+            AND (t.tgnewtable = 'fence_new' OR TG_OP = 'DELETE') AND (t.tgoldtable = 'fence_old' OR TG_OP = 'INSERT')
+    ) THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = concat('the trigger ', TG_NAME, ' of ', TG_RELID::regclass, ' lacks the transition tables of a guard'),
+            HINT = 'Call tower_fence.protect() again.';
+    $needs$;
     checks CONSTANT text := $checks$
         PERFORM FROM (%1$s) AS r WHERE (r.resource = (
             %3$s(SELECT r.resource FROM (%2$s) AS r LIMIT 1)
@@ -258,7 +270,15 @@ BEGIN
     IF column_beside IS NOT NULL THEN
         RETURN format($guard$
 BEGIN
-    IF TG_OP = 'TRUNCATE' THEN
+    IF NOT EXISTS (
+        SELECT FROM pg_class AS c WHERE c.oid = TG_RELID AND pg_get_userbyid(c.relowner) = current_user
+    ) THEN
+        -- The types of another owner could run code with the privileges of this one.
+        RAISE insufficient_privilege USING
+            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' runs with the privileges of ', current_user,
+                ', which does not own the table'),
+            HINT = 'After a change of the owner, call tower_fence.protect() again.';
+    ELSIF TG_OP = 'TRUNCATE' THEN
         RAISE feature_not_supported USING
             MESSAGE = concat('the guard of ', TG_RELID::regclass, ' cannot see which rows a TRUNCATE removes'),
             HINT = 'DELETE the rows after an admission of each resource.';
@@ -301,7 +321,19 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'insufficient_privilege',
             MESSAGE = concat('row-level security hides rows of ', TG_RELID::regclass, ' from its guard');
-    END IF;
+    ELSIF TG_OP = 'TRUNCATE' AND EXISTS (
+        WITH RECURSIVE tree AS (
+            SELECT TG_RELID AS relation
+            UNION SELECT i.inhrelid FROM tree JOIN pg_inherits AS i ON i.inhparent = tree.relation
+        )
+        SELECT FROM tree JOIN pg_class AS c ON c.oid = tree.relation WHERE pg_get_userbyid(c.relowner) <> current_user
+    ) THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' runs with the privileges of ', current_user,
+                ', which does not own the table and all its partitions'),
+            HINT = 'Change the owner of the partitions. After a change of the table''s owner, call '
+                'tower_fence.protect() again.';
+    %7$sEND IF;
     BEGIN
         IF TG_OP = 'INSERT' THEN%1$s
         ELSIF TG_OP = 'UPDATE' THEN%2$s
@@ -312,7 +344,7 @@ BEGIN
             PERFORM set_config('enable_seqscan', 'on', true);
             EXECUTE concat(%4$L, TG_RELID::regclass, %5$L, TG_RELID::regclass, %6$L) INTO is_unfenced, unfenced;
         END IF;
-    EXCEPTION WHEN undefined_column OR datatype_mismatch OR cannot_coerce THEN
+    EXCEPTION WHEN undefined_column OR datatype_mismatch OR invalid_text_representation THEN
         RAISE EXCEPTION USING
             ERRCODE = SQLSTATE,
             MESSAGE = concat('the pattern of the protected table ', TG_RELID::regclass,
@@ -322,7 +354,7 @@ BEGIN
         RAISE insufficient_privilege USING
             MESSAGE = concat('the guard of ', TG_RELID::regclass, ' runs with the privileges of ', current_user,
                 ': ', SQLERRM),
-            HINT = 'This role needs the privileges that tower_fence.protect() checks, and SELECT on each partition.';
+            HINT = 'This role needs the privileges that tower_fence.protect() checks.';
     END;
     IF is_unfenced THEN
         PERFORM tower_fence.refuse_unfenced(TG_TABLE_SCHEMA, TG_TABLE_NAME, unfenced);
@@ -335,7 +367,8 @@ $guard$,
         format(checks, deleted, deleted, admitted, is_refused),
         format('SELECT true, r.resource FROM ((SELECT %s AS resource FROM ', resource),
         format(' AS fence_rows LIMIT 1) UNION ALL SELECT DISTINCT %s FROM ', resource),
-        format(' AS fence_rows) AS r WHERE %s', is_refused)
+        format(' AS fence_rows) AS r WHERE %s', is_refused),
+        CASE WHEN new_rows = 'fence_new' THEN needs_transition_tables END
     );
 END
 $fence$;

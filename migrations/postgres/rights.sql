@@ -1,7 +1,8 @@
 -- This script runs at the end of each migration, and enforces two rules. The objects of the schema
--- belong to the owner of the schema. PUBLIC has no privilege on any of them or on the guards of
--- protected tables, and cannot create objects in the schema. (After a restore of a dump without its
--- privileges, every role could execute the functions that run with the privileges of their owner.)
+-- belong to the owner of the schema. PUBLIC has no privilege on any of them and cannot create
+-- objects in the schema, and only the owner of a guard may execute it. (After a restore of a dump
+-- without its privileges, every role could execute the functions that run with the privileges of
+-- their owner.)
 -- This script changes only objects that the migrating role owns, and writes nothing if no change is
 -- needed.
 DO $fence$
@@ -10,6 +11,7 @@ DECLARE
     home_owner CONSTANT name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace AS n WHERE n.oid = home);
     is_first CONSTANT boolean := current_setting('tower_fence.first_migration', true) IS NOT DISTINCT FROM 'on';
     object record;
+    revokes_all boolean;
     privileges text;
 BEGIN
     FOR object IN
@@ -41,17 +43,18 @@ BEGIN
         END IF;
         -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted. The owner
         -- cannot revoke what another role has granted to PUBLIC, except by revoking all grant
-        -- options.
+        -- options. No role needs a privilege on a guard.
+        revokes_all := is_first OR NOT object.is_ours;
         FOR privileges IN
             SELECT DISTINCT CASE
                 WHEN r.grantee = 0 THEN format('%s ON %s FROM PUBLIC', object.revoked, object.name)
-                ELSE format('%s%s ON %s FROM %I CASCADE', CASE WHEN NOT is_first THEN 'GRANT OPTION FOR ' END,
+                ELSE format('%s%s ON %s FROM %I CASCADE', CASE WHEN NOT revokes_all THEN 'GRANT OPTION FOR ' END,
                     object.revoked, object.name, pg_get_userbyid(r.grantee))
             END
             FROM aclexplode(object.rights) AS r
             WHERE r.grantor = object.owner AND r.grantee <> object.owner
                 AND object.revoked IN ('ALL', r.privilege_type)
-                AND (r.grantee = 0 OR is_first AND object.is_ours OR r.is_grantable AND EXISTS (
+                AND (r.grantee = 0 OR revokes_all OR r.is_grantable AND EXISTS (
                     SELECT FROM aclexplode(object.rights) AS p
                     WHERE p.grantee = 0 AND p.grantor <> object.owner AND p.privilege_type = r.privilege_type
                 ))

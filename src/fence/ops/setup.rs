@@ -18,9 +18,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [`schema`](crate::FenceBuilder::schema), which this method also creates. Call this method at
     /// each start: if the tables are current, it needs no privilege to create objects. On Postgres,
     /// if the role owns the objects, each call also makes the owner of the schema their owner, and
-    /// revokes the privileges of `PUBLIC` on them. Without these steps, every role could use the
-    /// objects after a dump without privileges was loaded. The method waits at most 10 s for a
-    /// lock.
+    /// revokes the privileges of `PUBLIC` on them, and of all other roles on the trigger functions
+    /// of [protected tables](crate::guide::protected_tables). Without these steps, every role could
+    /// use the objects after a dump without privileges was loaded. The method waits at most 10 s
+    /// for a lock.
     ///
     /// # Errors
     ///
@@ -51,10 +52,12 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Checks that the fence in the database can be used.
     ///
-    /// The tables must exist, `PUBLIC` must not be able to execute any function that runs with the
-    /// privileges of its owner, and row-level security must not hide rows of the tables. The first
-    /// use of a fence performs the same check. On SQLite, this method only checks that the encoding
-    /// of the file is UTF-8: a missing table is reported by the first statement that needs it.
+    /// The tables must exist, and row-level security must not hide their rows. `PUBLIC` must not be
+    /// able to execute any function that runs with the privileges of its owner. Only the owner may
+    /// execute the trigger function of a protected table, or write whole rows of the tables. The
+    /// first use of a fence performs the same check. On SQLite, this method only checks that the
+    /// encoding of the file is UTF-8: a missing table is reported by the first statement that needs
+    /// it.
     ///
     /// # Errors
     ///

@@ -3,6 +3,7 @@
 
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
+use tower_fence::{AdmitError, Fence};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -181,17 +182,141 @@ async fn partitions_of_another_owner_are_protected() {
     let mut conn = db.pool.acquire().await.unwrap();
     let write = "UPDATE part_1 SET n = 0 WHERE id = 1";
     is_unfenced(in_transaction(&mut conn, write).await, "part_1", "a");
-    // The guard reads the rows of the partition before a TRUNCATE.
-    let refused = is_refused(in_transaction(&mut conn, "TRUNCATE part_1").await, "42501");
-    assert_contains!(refused.message, &owner);
-    assert_contains!(refused.hint, "SELECT on each partition");
+    // Before a TRUNCATE, the guard would read the rows of the partition, and run code of its owner.
     db.execute(&format!("GRANT SELECT ON part_1 TO {owner}"))
+        .await;
+    for table in ["part_1", "parts"] {
+        let truncate = format!("TRUNCATE {table}");
+        let refused = is_refused(in_transaction(&mut conn, &truncate).await, "42501");
+        let expected = format!(
+            "the guard of public.{table} runs with the privileges of {owner}, which does not"
+        );
+        assert_contains!(refused.message, &expected);
+    }
+    db.execute(&format!("ALTER TABLE part_1 OWNER TO {owner}"))
         .await;
     is_unfenced(
         in_transaction(&mut conn, "TRUNCATE part_1").await,
         "part_1",
         "a",
     );
+}
+
+/// Objects of a role, each of which fails if it runs with the privileges of another role.
+const TRAPS: &str = "
+    CREATE TYPE pg_temp.trap AS (a int);
+    CREATE FUNCTION pg_temp.spring() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+        IF current_user <> session_user THEN RAISE 'runs as %', current_user; END IF; RETURN 'a'; END $$;
+    CREATE FUNCTION pg_temp.spring(pg_temp.trap) RETURNS text LANGUAGE sql AS 'SELECT pg_temp.spring()';
+    CREATE FUNCTION pg_temp.is_sprung(pg_temp.trap) RETURNS boolean LANGUAGE sql AS
+        'SELECT pg_temp.spring() IS NULL';
+    CREATE FUNCTION pg_temp.in_index(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT length(pg_temp.spring())';
+    CREATE CAST (pg_temp.trap AS text) WITH FUNCTION pg_temp.spring(pg_temp.trap) AS IMPLICIT;
+    CREATE CAST (pg_temp.trap AS boolean) WITH FUNCTION pg_temp.is_sprung(pg_temp.trap) AS IMPLICIT;
+    CREATE TABLE pg_temp.mine (sku pg_temp.trap, is_new pg_temp.trap, colour pg_temp.trap, nick pg_temp.trap, n int);
+    CREATE INDEX ON pg_temp.mine ((pg_temp.in_index(1)));
+    CREATE VIEW pg_temp.fence_new AS SELECT pg_temp.spring() AS sku, true AS is_new, NULL::colour AS colour,
+        pg_temp.spring() AS nick;
+";
+
+/// Many databases grant EXECUTE on all functions of a schema.
+#[tokio::test]
+async fn guards_run_no_code_of_a_role_that_may_execute_them() {
+    let db = protected("{sku}/{is_new}/{colour}/{nick}").await.unwrap();
+    let role = db
+        .role(
+            "CREATE TABLE parts (LIKE item) PARTITION BY LIST (sku); \
+             CREATE TABLE part_1 PARTITION OF parts DEFAULT; CREATE TABLE plain (n int); \
+             SELECT tower_fence.protect('parts', '{sku}/{is_new}/{colour}/{nick}'); \
+             GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {role}; \
+             GRANT TRIGGER, INSERT ON plain TO {role}",
+        )
+        .await;
+    let mut conn = role.connect().await;
+    Postgres::run(&mut conn, TRAPS).await;
+    let values = "('(1)', '(2)', '(3)', '(4)')";
+    let insert = format!("INSERT INTO pg_temp.mine VALUES {values}");
+    let rows = "REFERENCING NEW TABLE AS fence_new";
+    for (trigger, write, code) in [
+        (
+            format!("AFTER INSERT ON pg_temp.mine {rows} EXECUTE FUNCTION fence_guard_item()"),
+            &*insert,
+            "22P02",
+        ),
+        (
+            "AFTER INSERT ON pg_temp.mine FOR EACH ROW EXECUTE FUNCTION fence_guard_parts()".into(),
+            &*insert,
+            "22P02",
+        ),
+        (
+            "AFTER INSERT ON pg_temp.mine FOR EACH ROW EXECUTE FUNCTION fence_guard_item()".into(),
+            &*insert,
+            "55000",
+        ),
+        (
+            "AFTER INSERT ON plain EXECUTE FUNCTION fence_guard_item()".into(),
+            "INSERT INTO plain VALUES (1)",
+            "55000",
+        ),
+        (
+            "BEFORE TRUNCATE ON pg_temp.mine EXECUTE FUNCTION fence_guard_item()".into(),
+            "TRUNCATE pg_temp.mine",
+            "42501",
+        ),
+    ] {
+        let attack = format!("CREATE TRIGGER attack {trigger}; {write}");
+        let refused = is_refused(in_transaction(&mut conn, &attack).await, code);
+        assert!(!refused.message.contains("runs as"), "{refused:?}");
+    }
+}
+
+async fn fault(fence: &Fence<Postgres>) -> String {
+    let Err(AdmitError::Misconfigured(cause)) = fence.check().await else {
+        panic!("the check finds no fault");
+    };
+    cause.to_string()
+}
+
+#[tokio::test]
+async fn privileges_on_a_guard_are_reported_and_revoked() {
+    let db = protected("{sku}").await.unwrap();
+    let grant = "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {role} WITH GRANT OPTION";
+    let role = db.role(grant).await.name;
+    let fence = db.fence();
+    let reported = format!("{role} may execute fence_guard_item, ");
+    assert_contains!(fault(&fence).await, &reported);
+    fence.migrate().await.unwrap();
+    fence.check().await.unwrap();
+    let granted =
+        format!("SELECT has_function_privilege('{role}', 'fence_guard_item()', 'EXECUTE')");
+    assert_eq!(db.number(&format!("{granted}::int::bigint")).await, 0);
+}
+
+/// A role that can write to the tables can make stale tokens valid again.
+#[tokio::test]
+async fn role_that_may_write_to_the_tables_is_reported() {
+    let db = Postgres::fresh(2).await;
+    let (role, fence) = (db.role("").await.name, db.fence());
+    for (privilege, table) in [
+        ("INSERT", "held_leases"),
+        ("UPDATE", "floors"),
+        ("DELETE", "resources"),
+        ("TRUNCATE", "resources"),
+        ("TRIGGER", "bypasses"),
+    ] {
+        let right = format!("{privilege} ON tower_fence.{table}");
+        db.execute(&format!("GRANT {right} TO {role}")).await;
+        let reported = format!("{role} may write to {table} in the schema tower_fence");
+        assert_contains!(fault(&fence).await, &reported);
+        db.execute(&format!("REVOKE {right} FROM {role}")).await;
+        fence.check().await.unwrap();
+    }
+    // These roles may write in any case.
+    db.execute(&format!(
+        "GRANT ALL ON ALL TABLES IN SCHEMA tower_fence TO {role}; ALTER ROLE {role} SUPERUSER"
+    ))
+    .await;
+    fence.check().await.unwrap();
 }
 
 #[tokio::test]

@@ -367,7 +367,7 @@ async fn a_retyped_column_of_the_pattern_is_named() {
          ALTER TABLE flags ALTER flag TYPE date USING now()";
     Postgres::run(&mut conn, setup).await;
     let write = "INSERT INTO flags VALUES (now())";
-    let refused = is_refused(in_transaction(&mut conn, write).await, "42846");
+    let refused = is_refused(in_transaction(&mut conn, write).await, "22P02");
     assert_contains!(refused.message, "renamed, dropped or retyped");
 }
 
