@@ -52,12 +52,11 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Checks that the fence in the database can be used.
     ///
-    /// The tables must exist, and row-level security must not hide their rows. `PUBLIC` must not be
-    /// able to execute any function that runs with the privileges of its owner. Only the owner may
-    /// execute the trigger function of a protected table, or write whole rows of the tables. The
-    /// first use of a fence performs the same check. On SQLite, this method only checks that the
-    /// encoding of the file is UTF-8: a missing table is reported by the first statement that needs
-    /// it.
+    /// The tables must exist, `PUBLIC` must not be able to execute any function that runs with the
+    /// privileges of its owner, and row-level security must not hide rows of the tables. If another
+    /// role may write whole rows of the tables, this method logs a warning. The first use of a
+    /// fence performs the same check. On SQLite, this method only checks that the encoding of the
+    /// file is UTF-8: a missing table is reported by the first statement that needs it.
     ///
     /// # Errors
     ///

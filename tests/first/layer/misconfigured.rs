@@ -24,8 +24,7 @@ use crate::support::{
 
 /// All rights that the fence needs.
 const RIGHTS: &str = "GRANT USAGE ON SCHEMA tower_fence TO {role};
-    GRANT SELECT ON ALL TABLES IN SCHEMA tower_fence TO {role};
-    GRANT UPDATE (max_token, updated_at, admitted_by) ON tower_fence.resources TO {role};
+    GRANT ALL ON ALL TABLES IN SCHEMA tower_fence TO {role};
     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO {role};";
 
 /// Starts the layer, and issuers over three stores whose epochs come from the fence.

@@ -16,12 +16,10 @@ use crate::fence::sql::{
 ///
 /// - whether the tables exist, including that of the last migration, and whether the role may use
 ///   their schema;
-/// - which functions that run with the privileges of their owner may be executed by `PUBLIC`, and
-///   which guards of protected tables by any role but their owner, as after a dump was loaded
-///   without privileges or with default privileges. A trigger function counts as a guard only if
-///   its owner has privileges on the fence. Otherwise any role could make the check fail with a
-///   fake guard;
-/// - which roles may write whole rows of the tables. Members of the owner's role do not count;
+/// - which functions that run with the privileges of their owner, including the guards of protected
+///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. A trigger
+///   function counts as a guard only if its owner has privileges on the fence. Otherwise any role
+///   could make the check fail with a fake guard;
 /// - which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
@@ -29,17 +27,7 @@ const CHECK: &str = "SELECT \
         AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relname = 'resources') \
         AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relname = '{last_table}') \
         AS is_migrated, \
-    open.roles AS roles_of_functions, open.functions, writable.roles AS roles_of_tables, writable.tables, \
-    (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \
-        WHERE t.relnamespace = n.oid AND t.relrowsecurity \
-            AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables, \
-    EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') AS has_citus \
-    FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}' \
-    CROSS JOIN LATERAL (SELECT \
-            pg_catalog.string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' \
-                ELSE pg_catalog.pg_get_userbyid(a.grantee)::pg_catalog.text END, ', ') AS roles, \
-            pg_catalog.string_agg(DISTINCT p.proname::pg_catalog.text, ', ') AS functions \
-        FROM pg_catalog.pg_proc AS p, pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a \
+    (SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_catalog.pg_proc AS p \
         WHERE (p.pronamespace = n.oid OR p.oid IN (SELECT t.tgfoid FROM pg_catalog.pg_trigger AS t \
                 WHERE pg_catalog.starts_with(t.tgname::pg_catalog.text, 'fence_guard_')) \
                 AND (EXISTS (SELECT FROM pg_catalog.pg_class AS c \
@@ -49,16 +37,19 @@ const CHECK: &str = "SELECT \
                     WHERE q.pronamespace = n.oid AND q.proname = 'require_admission' \
                         AND pg_catalog.has_function_privilege(p.proowner, q.oid, 'EXECUTE')))) \
             AND n.oid IS NOT NULL AND p.prosecdef \
-            AND (a.grantee = 0 OR p.pronamespace <> n.oid AND a.grantee <> p.proowner)) AS open \
-    CROSS JOIN LATERAL (SELECT \
-            pg_catalog.string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' \
-                ELSE pg_catalog.pg_get_userbyid(a.grantee)::pg_catalog.text END, ', ') AS roles, \
-            pg_catalog.string_agg(DISTINCT t.relname::pg_catalog.text, ', ') AS tables \
+            AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')) AS open_functions, \
+    (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \
+        WHERE t.relnamespace = n.oid AND t.relrowsecurity \
+            AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables, \
+    (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.concat(CASE a.grantee WHEN 0 THEN 'PUBLIC' \
+            ELSE pg_catalog.pg_get_userbyid(a.grantee) END, ' on ', t.relname), ', ') \
         FROM pg_catalog.pg_class AS t, pg_catalog.aclexplode(t.relacl) AS a \
         WHERE t.relnamespace = n.oid AND t.relkind IN ('r', 'p', 'v') \
             AND a.privilege_type IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'TRIGGER') \
             AND CASE a.grantee WHEN 0 THEN true \
-                ELSE NOT pg_catalog.pg_has_role(a.grantee, t.relowner, 'MEMBER') END) AS writable";
+                ELSE NOT pg_catalog.pg_has_role(a.grantee, t.relowner, 'MEMBER') END) AS writers, \
+    EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') AS has_citus \
+    FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
 
 /// Statement that reads whether the fence can be used on a server with Citus. `is_worker` and
 /// `has_nodes` describe the server. `is_joined` is true if each transaction that writes to the
@@ -161,20 +152,11 @@ impl Setup for Postgres {
             );
             return Err(misconfigured(denied));
         }
-        let open: Option<String> = row.try_get("functions")?;
+        let open: Option<String> = row.try_get("open_functions")?;
         if let Some(open) = open {
-            let roles: String = row.try_get("roles_of_functions")?;
             return Err(misconfigured(format!(
-                "{roles} may execute {open}, which run with the rights of their owner: \
+                "PUBLIC may execute {open}, which run with the rights of their owner: \
                  call `Fence::migrate` as the owner, which revokes that"
-            )));
-        }
-        let writable: Option<String> = row.try_get("tables")?;
-        if let Some(writable) = writable {
-            let roles: String = row.try_get("roles_of_tables")?;
-            return Err(misconfigured(format!(
-                "{roles} may write to {writable} in the schema {schema}, and could make stale tokens valid: \
-                 revoke all privileges on these tables, and grant only the documented ones"
             )));
         }
         let hidden: Option<String> = row.try_get("hidden_tables")?;
@@ -182,6 +164,15 @@ impl Setup for Postgres {
             return Err(misconfigured(format!(
                 "row-level security hides rows of {hidden} in the schema {schema}: disable it on the tables of the fence"
             )));
+        }
+        let writers: Option<String> = row.try_get("writers")?;
+        if let Some(writers) = writers {
+            tracing::warn!(
+                schema,
+                roles = writers,
+                "roles may write to tables of the fence directly, and so make stale tokens valid: \
+                 grant only the documented privileges"
+            );
         }
         let topology = match row.try_get("has_citus")? {
             true => check_citus(On::new(conn, names)).await?,
