@@ -13,8 +13,8 @@ use tokio::{
 
 use super::{Store, Turns};
 use crate::{
-    chain::Chain,
     lease::{Backend, LeaseError},
+    sampler::Sampler,
 };
 
 /// Time for which a request waits until its process receives notifications. After that, the request
@@ -22,9 +22,10 @@ use crate::{
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after a connection was lost.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
-/// Pause after a failed connection attempt.
-const LONG_PAUSE: Duration = Duration::from_millis(100);
-/// Pause after an error of configuration.
+/// Pause after the first failed connection attempt. It doubles after each further failure, up to
+/// [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Pause after an error of configuration, and after many failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Whether this process receives notifications: the name under which the store sends them, or the
@@ -36,6 +37,8 @@ pub(super) type Listening = Option<Result<Arc<str>, LeaseError>>;
 pub(super) struct Listener {
     turns: Turns,
     task: Mutex<Option<AbortHandle>>,
+    /// Limits the log lines about missing notifications.
+    pub(super) failures: Sampler,
 }
 
 impl Listener {
@@ -43,6 +46,7 @@ impl Listener {
         Self {
             turns,
             task: Mutex::default(),
+            failures: Sampler::new(),
         }
     }
 
@@ -85,6 +89,7 @@ impl Drop for Listener {
 /// one for a later request if the connection was lost or could not be opened.
 async fn receive<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
     let state = &turns.0.listening;
+    let mut pause = FIRST_PAUSE;
     loop {
         turns.0.wanted.notified().await;
         let listened = store.backend.listen(&turns).await;
@@ -93,20 +98,17 @@ async fn receive<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
             // Each request retries and receives its position, its grant, or an error.
             turns.call_all();
             sleep(SHORT_PAUSE).await;
+            pause = FIRST_PAUSE;
             continue;
         }
-        let mut pause = LONG_PAUSE;
         if let Err(error) = listened {
-            tracing::warn!(
-                error = Chain(&error).to_string(),
-                "cannot receive notifications from the lease store; waiting requests poll instead"
-            );
             if matches!(error, LeaseError::Misconfigured(_)) {
                 pause = LONGEST_PAUSE;
             }
             state.send_replace(Some(Err(error)));
         }
         sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
         state.send_replace(None);
     }
 }

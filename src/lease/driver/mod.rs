@@ -134,9 +134,20 @@ impl<B: Backend> Driver<B> {
     /// Makes sure that the store notifies this process of turns in the queue of the resource.
     /// Returns the name under which the store does so.
     async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
-        let listener = self.listener.listen(&self.store).await?;
-        self.store.backend.follow(resource).await?;
-        Ok(listener)
+        let listening = match self.listener.listen(&self.store).await {
+            Ok(name) => self.store.backend.follow(resource).await.map(|()| name),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &listening
+            && let Some(suppressed) = self.listener.failures.next()
+        {
+            tracing::warn!(
+                error = Chain(error).to_string(),
+                suppressed,
+                "cannot receive notifications from the lease store; waiting requests poll instead"
+            );
+        }
+        listening
     }
 }
 

@@ -14,12 +14,16 @@ use tower_fence::{
     },
 };
 
-use crate::support::lease::{LONG, is_held, sku};
+use crate::support::{
+    lease::{LONG, is_held, sku},
+    log::Log,
+};
 
 /// A store that cannot be listened to, and whose lease is always held.
 #[derive(Default)]
 struct Unheard {
     steps: AtomicU32,
+    attempts_to_listen: AtomicU32,
 }
 
 impl Backend for Unheard {
@@ -37,15 +41,22 @@ impl Backend for Unheard {
     }
 
     async fn listen(&self, _: &Turns) -> Result<(), LeaseError> {
+        self.attempts_to_listen.fetch_add(1, Relaxed);
         Err(LeaseError::unavailable(fmt::Error))
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiter_polls_a_few_times_per_second() {
+    let (log, _guard) = Log::of_this_thread("warn");
     let wait = Duration::from_secs(60);
     let leases = Driver::over(Unheard::default());
     is_held(leases.acquire(&sku(), Acquire::new(LONG).wait(wait)).await);
     let steps = leases.backend().steps.load(Relaxed);
     assert!((60..600).contains(&steps), "{steps} steps in {wait:?}");
+    let attempts = leases.backend().attempts_to_listen.load(Relaxed);
+    assert!((10..30).contains(&attempts), "{attempts} attempts");
+    let log = log.text();
+    let lines = log.matches("cannot receive notifications").count();
+    assert!((1..=61).contains(&lines), "{lines} lines: {log}");
 }
