@@ -47,7 +47,11 @@ impl Scripts {
     async fn check_server(&self) -> Result<(), LeaseError> {
         let script = Script::new(include_str!("lua/check.lua"));
         let channel = self.shared_channel(0);
-        let mut check = script.call(format!("{}:{{0}}:clock", self.key_prefix()));
+        // A member of a cluster that was configured as a single server would refuse a script with a
+        // key of another member.
+        let is_cluster = self.server().source.is_cluster();
+        let key = is_cluster.then(|| format!("{}:{{0}}:clock", self.key_prefix()));
+        let mut check = script.call(key);
         check.arg(self.server().publish()).arg(&channel);
         let (history, clustered, eviction, refused): (bool, bool, String, String) =
             self.run(&check).await?;
@@ -58,7 +62,7 @@ impl Scripts {
                  without which tokens could repeat",
             ))));
         }
-        if clustered && !self.server().source.is_cluster() {
+        if clustered && !is_cluster {
             return Err(LeaseError::misconfigured(RedisError::from((
                 redis::ErrorKind::InvalidClientConfig,
                 "the server belongs to a Redis Cluster: connect to it as a cluster",
@@ -85,10 +89,12 @@ impl Scripts {
 
     fn no_channels(&self, refused: String) -> RedisError {
         let prefix = self.key_prefix();
+        let publish = self.server().publish();
+        let subscribe = publish.replace("PUBLISH", "SUBSCRIBE");
         RedisError::from((
             redis::ErrorKind::InvalidClientConfig,
             "the Redis user needs access to the channels on which issuers notify each other",
-            format!("allow publish and subscribe on `{prefix}:*` ({refused})"),
+            format!("allow {publish} and {subscribe} on `{prefix}:*` ({refused})"),
         ))
     }
 }

@@ -27,11 +27,11 @@ impl Script {
         }
     }
 
-    /// Returns a call with this key and without arguments.
-    pub(super) fn call(&self, key: String) -> Call<'_> {
+    /// Returns a call with this key, if there is one, and without arguments.
+    pub(super) fn call(&self, key: impl Into<Option<String>>) -> Call<'_> {
         Call {
             script: self,
-            keys: vec![key],
+            keys: key.into().into_iter().collect(),
             arguments: vec![],
         }
     }
