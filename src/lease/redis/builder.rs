@@ -47,7 +47,8 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the timeout of a command, including reconnection. Default: 2 s.
+    /// Sets the timeout of a command, including reconnection. Default: 2 s. In a cluster, each node
+    /// must answer within half of this timeout.
     #[must_use]
     pub const fn command_timeout(mut self, limit: Duration) -> Self {
         self.command_timeout = limit;
@@ -122,10 +123,10 @@ impl RedisLeasesBuilder {
     /// application.
     ///
     /// The store follows the cluster through failovers. `nodes` are the URLs of some of its nodes,
-    /// from which the client discovers the other nodes. Resources are spread over 256 slots. While
-    /// the slot of a resource has no master, or is being moved, calls for the resource return
-    /// [`Unavailable`](LeaseError::Unavailable). Leases in other slots stay available, but calls
-    /// can be slower while a node does not respond.
+    /// preferably of several shards on several hosts, from which the client discovers the others.
+    /// Resources are spread over 256 slots. While the slot of a resource has no master, or is being
+    /// moved, calls for the resource return [`Unavailable`](LeaseError::Unavailable). Leases in
+    /// other slots stay available, but calls can be slower while a node does not respond.
     ///
     /// The store does not connect yet; see [`connect_lazy`](Self::connect_lazy). It calls
     /// `settings` for each connection, and overrides the retries, the timeouts, the protocol, and
@@ -136,9 +137,10 @@ impl RedisLeasesBuilder {
     /// #     fence: tower_fence::Fence<sqlx::Postgres>,
     /// # ) -> Result<(), tower_fence::lease::LeaseError> {
     /// # use tower_fence::lease::RedisLeases;
-    /// let leases = RedisLeases::builder(fence).with_cluster(&["redis://node-1:6379"], |client| {
-    ///     client.username("locks").password("…")
-    /// })?;
+    /// let leases = RedisLeases::builder(fence).with_cluster(
+    ///     &["redis://node-1:6379", "redis://node-2:6379"],
+    ///     |client| client.username("locks").password("…"),
+    /// )?;
     /// # Ok(())
     /// # }
     /// ```

@@ -4,7 +4,10 @@ use redis::{
     Cmd, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cluster_async::ClusterConnection,
-    cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
+    cluster_routing::{
+        MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo,
+        SlotAddr,
+    },
 };
 
 /// Connection for commands or for subscriptions. Clones share the connection.
@@ -65,6 +68,35 @@ impl Connection {
             }
         }
         Ok(shards)
+    }
+
+    /// Returns the addresses of all nodes of a cluster, as one node reports them. Takes the first
+    /// answer, because other nodes may be silent.
+    pub(super) async fn nodes(&mut self) -> RedisResult<Vec<(String, u16)>> {
+        let Self::Cluster(connection) = self else {
+            return Ok(vec![]);
+        };
+        let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
+        let first = (
+            MultipleNodeRoutingInfo::AllNodes,
+            Some(ResponsePolicy::OneSucceeded),
+        );
+        let answer = connection.route_command(slots, RoutingInfo::MultiNode(first));
+        let ranges: Vec<Vec<Value>> = redis::from_redis_value(answer.await?.extract_error()?)?;
+        let mut nodes = vec![];
+        for node in ranges.iter().flatten() {
+            // A node whose address is unknown is skipped.
+            if let Value::Array(fields) = node
+                && let [host, port, ..] = &fields[..]
+                && let Ok(host) = redis::from_redis_value_ref::<String>(host)
+                && let Ok(port) = redis::from_redis_value_ref(port)
+                && !matches!(&*host, "" | "?")
+                && !nodes.contains(&(host.clone(), port))
+            {
+                nodes.push((host, port));
+            }
+        }
+        Ok(nodes)
     }
 
     /// Sends a command to the server of a slot.

@@ -168,7 +168,7 @@ impl RedisBackend {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No code panics while the lock is held.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

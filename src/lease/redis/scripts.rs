@@ -4,7 +4,10 @@
 //! [`store`](super::store) and the [`listener`](super::listener) as they are. Therefore the modules
 //! stay separate.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use redis::FromRedisValue;
 
@@ -41,7 +44,7 @@ macro_rules! script {
 
 /// Scripts of a store, with its server and its key prefix.
 pub(super) struct Scripts {
-    server: Server,
+    server: Arc<Server>,
     /// Set when the server has passed the checks.
     pub(super) checked: OnceFlight<()>,
     key_prefix: Box<str>,
@@ -71,13 +74,13 @@ impl Scripts {
             inspect: script(script!("lua/inspect_all.lua")),
             release: script(script!("lua/release_first.lua", "lua/release.lua")),
             renew: script(script!("lua/renew.lua")),
-            server,
+            server: Arc::new(server),
             checked: OnceFlight::default(),
             key_prefix: key_prefix.into(),
         }
     }
 
-    pub(super) const fn server(&self) -> &Server {
+    pub(super) const fn server(&self) -> &Arc<Server> {
         &self.server
     }
 

@@ -7,13 +7,13 @@ use futures_util::future::BoxFuture;
 use redis::{ErrorKind, FromRedisValue, PushInfo, RedisError, RedisResult, ServerErrorKind};
 use tokio::{
     sync::{Mutex, mpsc, watch},
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{connection::Connection, script::Call, source::Source};
 use crate::{lease::LeaseError, time::after};
 
-/// Server or cluster of a store, with the connections for commands.
+/// Server or cluster of a store, with the connection for commands.
 pub(super) struct Server {
     pub(super) source: Source,
     connections: Mutex<Connections>,
@@ -22,13 +22,12 @@ pub(super) struct Server {
     command_timeout: Duration,
 }
 
-/// The connections for commands, with their numbers.
+/// The connection for commands, with its number.
 #[derive(Default)]
 struct Connections {
     current: Option<(u64, Connection)>,
-    /// The previous connection to a cluster. It is used again if no new one can be opened, because
-    /// it has discovered nodes that the configured URLs do not name.
-    previous: Option<(u64, Connection)>,
+    /// The number of the connection that a task is replacing.
+    replaced: Option<u64>,
 }
 
 /// How many times a command may run.
@@ -52,7 +51,7 @@ impl Server {
     /// repeated, because servers close idle connections and a response can be lost. The command
     /// timeout limits both attempts together. Also returns whether the command may have run twice.
     pub(super) async fn run<T, F>(
-        &self,
+        self: &Arc<Self>,
         runs: Runs,
         command: impl Fn(Connection) -> F,
     ) -> RedisResult<(T, bool)>
@@ -75,7 +74,7 @@ impl Server {
 
     /// Like [`run`](Self::run), for a script.
     pub(super) async fn call<T: FromRedisValue>(
-        &self,
+        self: &Arc<Self>,
         runs: Runs,
         script: &Call<'_>,
     ) -> RedisResult<(T, bool)> {
@@ -84,7 +83,7 @@ impl Server {
     }
 
     async fn attempt<T, F>(
-        &self,
+        self: &Arc<Self>,
         command: impl Fn(Connection) -> F,
         until: Instant,
     ) -> RedisResult<T>
@@ -103,17 +102,44 @@ impl Server {
         {
             // If another request is connecting at this moment, it has already replaced the
             // connection.
-            if let Ok(mut all) = self.connections.try_lock()
-                && let Some(gone) = all.current.take_if(|(current, _)| *current == number)
-                && self.source.is_cluster()
-            {
-                all.previous = Some(gone);
+            if let Ok(mut all) = self.connections.try_lock() {
+                match self.source.is_cluster() {
+                    true => self.replace(&mut all, number),
+                    false => drop(all.current.take_if(|(current, _)| *current == number)),
+                }
             }
         }
         outcome
     }
 
-    /// Returns whether the connection must be dropped, because it is broken, does not respond, or
+    /// Replaces this connection to a cluster by a new one, which is opened in the background.
+    /// Requests use the old connection in the meantime, because only one of its nodes may be
+    /// silent.
+    fn replace(self: &Arc<Self>, all: &mut Connections, number: u64) {
+        let Some((current, connection)) = all.current.clone() else {
+            return;
+        };
+        if current != number || all.replaced == Some(number) {
+            return;
+        }
+        all.replaced = Some(number);
+        let server = Arc::clone(self);
+        tokio::spawn(async move {
+            server.note_nodes_of(connection).await;
+            let opened = server.open(None).await;
+            let mut all = server.connections.lock().await;
+            all.replaced.take_if(|replaced| *replaced == number);
+            // If `find_again` has dropped the old connection in the meantime, the new one may also
+            // lead to the demoted master.
+            if let (Some(current), Ok(connection)) = (&mut all.current, opened)
+                && current.0 == number
+            {
+                *current = server.numbered(connection);
+            }
+        });
+    }
+
+    /// Returns whether the connection must be replaced, because it is broken, does not respond, or
     /// leads to a demoted master. A cluster connection reconnects to its nodes by itself, unless a
     /// node does not respond.
     fn is_gone(&self, error: &RedisError) -> bool {
@@ -129,29 +155,41 @@ impl Server {
         if let Some(current) = &all.current {
             return Ok(current.clone());
         }
-        // If there is a previous connection, half of the time is left for the command on it.
-        let limit = match &all.previous {
-            Some(_) => self.command_timeout / 2,
-            None => self.command_timeout,
-        };
-        // Box this future, so that it does not enlarge every future that may connect.
-        let connecting: BoxFuture<'_, _> =
-            Box::pin(self.source.connect(limit, self.command_timeout, None));
-        let next = match (in_time(after(limit), connecting).await, all.previous.take()) {
-            (Err(_), Some(previous)) => previous,
-            (connected, _) => {
-                let connection = connected?;
-                self.connected.send_modify(|count| *count += 1);
-                (*self.connected.borrow(), connection)
-            }
-        };
-        Ok(all.current.insert(next).clone())
+        let connection = self.open(None).await?;
+        Ok(all.current.insert(self.numbered(connection)).clone())
     }
 
-    /// Makes the next command look up the server again. The previous connection is dropped as well,
-    /// because it may lead to a demoted master.
+    /// Opens a connection, which can subscribe to channels if `pushes` is given.
+    async fn open(
+        &self,
+        pushes: Option<mpsc::UnboundedSender<PushInfo>>,
+    ) -> RedisResult<Connection> {
+        let limit = self.command_timeout;
+        // Box this future, so that it does not enlarge every future that may connect.
+        let connecting: BoxFuture<'_, _> = Box::pin(self.source.connect(limit, pushes));
+        in_time(after(limit), connecting).await
+    }
+
+    /// Returns a new connection for commands with its number.
+    fn numbered(&self, connection: Connection) -> (u64, Connection) {
+        self.connected.send_modify(|count| *count += 1);
+        (*self.connected.borrow(), connection)
+    }
+
+    /// Makes the next command look up the server again.
     pub(super) async fn find_again(&self) {
-        *self.connections.lock().await = Connections::default();
+        let dropped = self.connections.lock().await.current.take();
+        if let Some((_, connection)) = dropped {
+            self.note_nodes_of(connection).await;
+        }
+    }
+
+    /// Asks a connection to a cluster which nodes it has discovered, for the connections that are
+    /// opened later.
+    async fn note_nodes_of(&self, connection: Connection) {
+        let limit = self.command_timeout / 2;
+        let noting: BoxFuture<'_, _> = Box::pin(self.source.note_nodes_of(connection));
+        let _ = timeout(limit, noting).await;
     }
 
     /// Returns a receiver that is notified of each new command connection. Such a connection may
@@ -165,9 +203,11 @@ impl Server {
         &self,
         pushes: mpsc::UnboundedSender<PushInfo>,
     ) -> RedisResult<Connection> {
-        let limit = self.command_timeout;
-        let connecting = self.source.connect(limit, limit, Some(pushes));
-        in_time(after(limit), connecting).await
+        let current = self.connections.lock().await.current.clone();
+        if let Some((_, connection)) = current {
+            self.note_nodes_of(connection).await;
+        }
+        self.open(Some(pushes)).await
     }
 
     /// Subscribes to channels of one slot, with the command timeout.

@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    RedisError, RedisResult, cluster::ClusterClientBuilder, sentinel::SentinelClient,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    ProtocolVersion, PushInfo, RedisError, RedisResult, cluster::ClusterClientBuilder,
+    sentinel::SentinelClient,
 };
 use tokio::sync::{Mutex, mpsc};
 
-use super::connection::Connection;
+use super::{connection::Connection, listener::lock};
 
 /// Servers of a store, to which connections are opened.
 pub(super) struct Source {
@@ -21,12 +22,18 @@ enum Servers {
     Alone(Box<Client>),
     /// The sentinels, with the number of the master's database.
     Sentinels(Box<Mutex<SentinelClient>>, i64),
-    Cluster(ClusterSettings),
+    Cluster {
+        settings: ClusterSettings,
+        configured: Vec<ConnectionInfo>,
+        /// Nodes that an earlier connection has discovered. They are used if no configured node
+        /// responds.
+        discovered: std::sync::Mutex<Vec<ConnectionInfo>>,
+    },
 }
 
 /// Function that creates the settings of a cluster client for each connection, because the settings
 /// cannot be cloned.
-type ClusterSettings = Box<dyn Fn() -> ClusterClientBuilder + Send + Sync>;
+type ClusterSettings = Box<dyn Fn(Vec<ConnectionInfo>) -> ClusterClientBuilder + Send + Sync>;
 
 impl Source {
     /// Uses the server of a client of the application.
@@ -48,13 +55,19 @@ impl Source {
         settings: impl Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync + 'static,
     ) -> RedisResult<Self> {
         let nodes = nodes.iter().map(|url| url.into_connection_info());
-        let nodes = nodes.collect::<RedisResult<Vec<_>>>()?;
+        let configured = nodes.collect::<RedisResult<Vec<_>>>()?;
         // The addresses contain no passwords.
-        let addresses: Vec<String> = nodes.iter().map(|node| node.addr().to_string()).collect();
-        let address = format!("the cluster {}", addresses.join(", "));
-        let settings = move || settings(ClusterClientBuilder::new(nodes.iter().cloned()));
-        settings().build()?;
-        Ok(Self::new(Servers::Cluster(Box::new(settings)), &address))
+        let addresses = configured.iter().map(|node| node.addr().to_string());
+        let address = format!("the cluster {}", addresses.collect::<Vec<_>>().join(", "));
+        let settings: ClusterSettings =
+            Box::new(move |nodes| settings(ClusterClientBuilder::new(nodes)));
+        settings(configured.clone()).build()?;
+        let servers = Servers::Cluster {
+            settings,
+            configured,
+            discovered: std::sync::Mutex::default(),
+        };
+        Ok(Self::new(servers, &address))
     }
 
     fn new(servers: Servers, address: &str) -> Self {
@@ -70,7 +83,7 @@ impl Source {
 
     /// Returns whether keys are spread over several servers.
     pub(super) const fn is_cluster(&self) -> bool {
-        matches!(self.servers, Servers::Cluster(..))
+        matches!(self.servers, Servers::Cluster { .. })
     }
 
     /// Returns the database number, which separates keys but not channels. A cluster has only one
@@ -79,41 +92,69 @@ impl Source {
         match &self.servers {
             Servers::Alone(client) => client.get_connection_info().redis_settings().db(),
             Servers::Sentinels(_, database) => *database,
-            Servers::Cluster(..) => 0,
+            Servers::Cluster { .. } => 0,
         }
     }
 
-    /// Opens a connection, which takes at most `limit`. If `pushes` is given, the connection can
-    /// subscribe to channels, and sends published messages to `pushes`.
+    /// Notes the nodes that a connection to a cluster has discovered, for later connections. If no
+    /// node answers, the nodes that were noted earlier are kept.
+    pub(super) async fn note_nodes_of(&self, mut connection: Connection) {
+        let Servers::Cluster {
+            configured,
+            discovered,
+            ..
+        } = &self.servers
+        else {
+            return;
+        };
+        if let (Ok(nodes), Some(like)) = (connection.nodes().await, configured.first()) {
+            let nodes = nodes.into_iter().map(|node| with_address(like, node));
+            *lock(discovered) = nodes.collect();
+        }
+    }
+
+    /// Opens a connection with these timeouts for the connection and for each of its commands. If
+    /// `pushes` is given, the connection can subscribe to channels, and sends published messages to
+    /// `pushes`.
     pub(super) async fn connect(
         &self,
-        limit: Duration,
         command_timeout: Duration,
         pushes: Option<mpsc::UnboundedSender<PushInfo>>,
     ) -> RedisResult<Connection> {
         let client = match &self.servers {
             Servers::Alone(client) => (**client).clone(),
             Servers::Sentinels(sentinels, database) => master(sentinels, *database).await?,
-            Servers::Cluster(settings) => {
+            Servers::Cluster {
+                settings,
+                configured,
+                discovered,
+            } => {
                 // Only this crate knows which commands may be repeated, so the client must not
-                // retry. The timeouts are fractions of `limit` and of the command timeout, because
-                // the client waits for a silent node twice before it discovers the rest of the
-                // cluster.
-                let mut builder = settings()
-                    .retries(0)
-                    .connection_timeout(limit / 4)
-                    .response_timeout(command_timeout / 2);
-                if let Some(pushes) = pushes {
-                    builder = builder
-                        .use_protocol(ProtocolVersion::RESP3)
-                        .push_sender(pushes);
-                }
-                let connection = builder.build()?.get_async_connection().await?;
+                // retry. The timeouts are fractions of the command timeout, because the client
+                // waits for a silent node twice before it discovers the rest of the cluster.
+                let connect = async |nodes| {
+                    let mut builder = settings(nodes)
+                        .retries(0)
+                        .connection_timeout(command_timeout / 4)
+                        .response_timeout(command_timeout / 2);
+                    if let Some(pushes) = &pushes {
+                        builder = builder
+                            .use_protocol(ProtocolVersion::RESP3)
+                            .push_sender(pushes.clone());
+                    }
+                    builder.build()?.get_async_connection().await
+                };
+                let connected = connect(configured.clone()).await;
+                let discovered = lock(discovered).clone();
+                let connection = match connected {
+                    Err(_) if !discovered.is_empty() => connect(discovered).await?,
+                    connected => connected?,
+                };
                 return Ok(Connection::Cluster(connection));
             }
         };
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(limit))
+            .set_connection_timeout(Some(command_timeout))
             .set_response_timeout(Some(command_timeout));
         let (client, config) = match pushes {
             // Push messages require protocol version 3.
@@ -129,6 +170,24 @@ impl Source {
         let connection = client.get_multiplexed_async_connection_with_config(&config);
         Ok(Connection::Node(connection.await?))
     }
+}
+
+/// Returns the connection information of another node of the cluster.
+fn with_address(node: &ConnectionInfo, (host, port): (String, u16)) -> ConnectionInfo {
+    let address = match node.addr() {
+        ConnectionAddr::TcpTls {
+            insecure,
+            tls_params,
+            ..
+        } => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    node.clone().set_addr(address)
 }
 
 /// Returns the client of the master that the sentinels report.

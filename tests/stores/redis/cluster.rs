@@ -18,7 +18,10 @@ use crate::support::{
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, grant_and_release, is_misconfigured, join_on, next_grant, sku},
+    lease::{
+        LONG, grant, grant_and_release, granted, is_misconfigured, join_on, messages_of,
+        next_grant, renew_for, sku,
+    },
     proxy::{Link, Proxy},
     redis::RedisServer,
 };
@@ -304,46 +307,123 @@ async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     other_waiting.abort();
 }
 
-/// A frozen node breaks the connection to the cluster. The configured node no longer answers, so no
-/// new connection can be opened.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn discovered_nodes_are_used_without_the_configured_one() {
-    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+/// Connects with the URL of one node, which no longer answers when this function returns.
+async fn without_configured_node(cluster: &RedisCluster, db: &Fresh<Sqlite>) -> RedisLeases {
     let configured = Proxy::to(cluster.nodes[0].addr()).await;
-    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
     let url = configured.url(&cluster.nodes[0].url());
+    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
     let leases = builder.with_cluster(&[&url], |client| client).unwrap();
     let lease = next_grant(&leases, LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     configured.set(Link::Cut);
-    let (master, replica) = cluster.shard_of(TAG).await;
-    // Without its replica, the master is not replaced.
-    cluster.nodes[replica].signal("-STOP");
+    leases
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_master_is_found_without_the_configured_node() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let leases = without_configured_node(&cluster, &db).await;
+    let (master, _) = cluster.shard_of(TAG).await;
     cluster.nodes[master].signal("-STOP");
     let acquired = leases.acquire(&sku(), Acquire::new(LONG)).await;
     assert_matches!(acquired, Err(LeaseError::Unavailable(_)));
-    cluster.nodes[master].signal("-CONT");
-    cluster.nodes[replica].signal("-CONT");
     next_grant(&leases, LONG).await;
+    cluster.nodes[master].signal("-CONT");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notifications_need_no_configured_node() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let leases = without_configured_node(&cluster, &db).await;
+    let first = next_grant(&leases, LONG).await;
+    // Without notifications, the request would not wait in the queue.
+    let waiting = wait(&leases, &sku()).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    assert!(granted(waiting).await.token > first.token);
+}
+
+/// Each answer takes longer than an eighth of the command timeout.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_master_is_found_over_a_slow_network() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let (mut proxies, mut urls) = (vec![], vec![]);
+    for node in &cluster.nodes {
+        let proxy = Proxy::to(node.addr()).await;
+        let port = proxy.addr.port().to_string();
+        let announce = ["CONFIG", "SET", "cluster-announce-port", &port];
+        node.command(&announce).await;
+        urls.push(proxy.url(&node.url()));
+        proxies.push(proxy);
+    }
+    eventually("all nodes announce the proxies", async || {
+        for node in &cluster.nodes {
+            let nodes = node.info("CLUSTER NODES").await;
+            let announced = |proxy: &Proxy| nodes.contains(&format!(":{}@", proxy.addr.port()));
+            if !proxies.iter().all(announced) {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let builder = RedisLeases::builder(db.fence());
+    let leases = builder.with_cluster(&urls, |client| client).unwrap();
+    let lease = next_grant(&leases, LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    for proxy in &proxies {
+        proxy.slow_down(Duration::from_millis(140));
+    }
+    let (master, _) = cluster.shard_of(TAG).await;
+    cluster.nodes[master].signal("-STOP");
+    next_grant(&leases, LONG).await;
+    cluster.nodes[master].signal("-CONT");
 }
 
 #[tokio::test]
 async fn member_of_a_cluster_is_no_single_server() {
-    let (server, db) = (
-        RedisServer::start(&["--cluster-enabled", "yes"]).await,
-        Sqlite::fresh(2).await,
-    );
-    server
-        .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
-        .await;
-    let url = server.url();
-    eventually("the cluster serves leases", async || {
-        let builder = RedisLeases::builder(db.fence());
-        let leases = builder.with_cluster(&[&url], |client| client).unwrap();
-        leases.inspect(&sku()).await.is_ok()
-    })
-    .await;
-    is_misconfigured(RedisLeases::connect(&url, db.fence()).await);
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    // Only one of the masters has the slot of the first partition.
+    for url in cluster.urls() {
+        is_misconfigured(RedisLeases::connect(&url, db.fence()).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documented_rights_suffice() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let page = include_str!("../../../src/deployment.md");
+    let (_, page) = page.split_once("For a cluster, add `").unwrap();
+    let (of_cluster, page) = page.split_once('`').unwrap();
+    let (_, page) = page.split_once("ACL SETUSER locks ").unwrap();
+    let (rights, _) = page.split_once("```").unwrap();
+    let set_user = async |rights: &str| {
+        for node in &cluster.nodes {
+            let set_user = ["ACL", "SETUSER", "locks"].into_iter();
+            let set_user: Vec<_> = set_user.chain(rights.split_whitespace()).collect();
+            node.command(&set_user).await;
+        }
+    };
+    set_user(rights).await;
+    set_user("+cluster|slots").await;
+    let urls = cluster.urls();
+    let urls = urls.iter().map(|url| url.replace("//", "//locks:SECRET@"));
+    let urls: Vec<String> = urls.collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let builder = RedisLeases::builder(db.fence());
+    let leases = builder.with_cluster(&urls, |client| client).unwrap();
+    let refused = leases.inspect(&sku()).await.unwrap_err();
+    let texts = messages_of(&refused);
+    assert_contains!(texts, "SPUBLISH and SSUBSCRIBE on `tower-fence:*`");
+
+    set_user(of_cluster).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, &sku()).await;
+    assert_eq!(listed(&leases).await, ["sku-1"]);
+    leases.release(&sku(), &first.id).await.unwrap();
+    let second = granted(waiting).await;
+    renew_for(&leases, &second, LONG).await;
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
 }
 
 #[tokio::test]

@@ -15,7 +15,9 @@ use tower_fence::lease::{
 
 use crate::support::{
     database::TestDatabase,
-    lease::{LONG, grant, granted, is_misconfigured, messages_of, sku, wait},
+    eventually,
+    lease::{LONG, grant, granted, is_misconfigured, messages_of, sku, spawn_acquire, wait},
+    log::Log,
     proxy::{Link, Proxy},
     redis::{RedisServer, fresh_prefix, shared_url},
 };
@@ -168,7 +170,8 @@ async fn missing_channel_rights_are_reported_at_the_first_contact() {
     for refused in [eager, lazy.unwrap_err()] {
         let texts = messages_of(&refused);
         assert!(matches!(refused, LeaseError::Misconfigured(_)), "{texts}");
-        assert!(texts.contains("channels") && texts.contains("tower-fence:*"));
+        assert_contains!(texts, "channels");
+        assert_contains!(texts, "PUBLISH and SUBSCRIBE on `tower-fence:*`");
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
     // The user may publish, but not subscribe.
@@ -182,6 +185,22 @@ async fn missing_channel_rights_are_reported_at_the_first_contact() {
     RedisLeases::connect(&url, db.fence()).await.unwrap();
     // Once the user has the rights, the same store continues.
     leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+}
+
+#[tokio::test]
+async fn refused_subscription_is_logged() {
+    let (log, _guard) = Log::of_this_thread("tower_fence=warn");
+    let (redis, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let url = user(&redis, "locks", "+@all").await;
+    let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let rights = ["ACL", "SETUSER", "locks", "-subscribe"];
+    redis.command(&rights).await;
+    let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
+    eventually!("the refusal is logged", log.text().contains("subscribe"));
+    assert_contains!(log.text(), "cannot receive notifications");
+    leases.release(&sku(), &first.id).await.unwrap();
+    granted(waiting).await;
 }
 
 #[tokio::test]
