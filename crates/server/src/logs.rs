@@ -124,7 +124,7 @@ fn is_identifier(text: &str) -> bool {
 pub fn start_for_tools() -> Result<(), Failure> {
     // A blank variable counts as missing.
     let filter = variable("TOWER_FENCE_LOG")?.filter(|filter| !filter.trim().is_empty());
-    start(Format::Plain, filter.as_deref().unwrap_or("warn")).map(drop)
+    start(Format::Plain, filter.as_deref().unwrap_or("warn,redis=off")).map(drop)
 }
 
 /// Prints a message to standard error, and waits like [`flush`] until it is written.
