@@ -38,7 +38,11 @@ fn write(folder: &Path, mut program: Command) -> io::Result<()> {
     for shell in SHELLS {
         clap_complete::generate_to(shell, &mut program, "tower-fence", &completions)?;
     }
-    Ok(())
+    // If the name of the program contains a hyphen, clap_complete writes the name of each state in
+    // two ways, and bash completes no options of commands (clap-rs/clap#6421).
+    let bash = completions.join("tower-fence.bash");
+    let text = fs::read_to_string(&bash)?;
+    fs::write(bash, text.replace("tower__subcmd__fence", "tower__fence"))
 }
 
 #[cfg(test)]
@@ -71,6 +75,7 @@ mod tests {
             let file = folder.path().join("completions").join(completion);
             let text = fs::read_to_string(file).unwrap();
             assert!(text.contains("drain-delay"), "{completion}");
+            assert!(!text.contains("tower__subcmd__fence"), "{completion}");
         }
     }
 }
