@@ -103,7 +103,14 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let folder = tempfile::tempdir().unwrap();
     let deb = build(folder.path());
     let control = done("dpkg-deb", &["--field", name(&deb)]);
-    for line in ["Package: tower-fence\n", "Section: net\n", "libc6"] {
+    // cargo-deb moves the end of a long synopsis to another line.
+    let synopsis = " leases with fencing tokens over HTTP, and its tools\n";
+    for line in [
+        "Package: tower-fence\n",
+        "Section: net\n",
+        "libc6",
+        synopsis,
+    ] {
         assert!(control.contains(line), "{line}: {control}");
     }
     // The tables must be updated before the new program starts.
@@ -132,7 +139,9 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let printed = ended(asked).await;
     assert_eq!(printed.is(0).stdout, format!("tower-fence {}\n", version()));
     for installed in [
-        "doc/tower-fence/README.md",
+        "doc/tower-fence/CHANGELOG.md",
+        "doc/tower-fence/LICENSE-APACHE",
+        "doc/tower-fence/LICENSE-MIT",
         // These files are compressed in a package that is built without `--fast`.
         "man/man1/tower-fence.1",
         "man/man1/tower-fence-serve.1",
@@ -143,6 +152,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
         let file = root.path("usr/share").join(installed);
         assert!(file.exists(), "{installed} is missing");
     }
+    let copyright = fs::read_to_string(root.path("usr/share/doc/tower-fence/copyright")).unwrap();
+    assert_contains!(copyright, "Copyright: 2026 The tower-fence contributors\n");
 
     // The program starts like the service: with the variables of its file, and with the secrets
     // from the files that these variables name.
