@@ -81,6 +81,8 @@ impl Fault {
     fn of_postgres(error: &sqlx::postgres::PgDatabaseError) -> Self {
         use sqlx::postgres::PgSeverity::{Fatal, Panic};
         match error.code() {
+            // query_canceled: the application has dropped a `COPY … FROM STDIN` before its end.
+            "57014" if error.routine() == Some("CopyGetData") => Self::Refused,
             // lock_not_available, query_canceled (by statement_timeout)
             "55P03" | "57014" => Self::Contention,
             // deadlock_detected, serialization_failure
@@ -236,11 +238,15 @@ impl Failure {
     }
 }
 
-/// Returns whether the columns of a prepared statement have changed, for example after `ALTER TABLE
-/// … ADD COLUMN`. Then each execution of the statement on this connection fails.
-pub(super) fn has_changed_plan(error: &sqlx::Error) -> bool {
+/// Returns whether a prepared statement can no longer be executed on its connection: its columns
+/// have changed, for example after `ALTER TABLE … ADD COLUMN`, or the session no longer has the
+/// statement, for example after `DEALLOCATE ALL`. On another connection, it is prepared again.
+pub(super) fn is_unprepared(error: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
-    return as_postgres(error).and_then(|error| error.routine()) == Some("RevalidateCachedQuery");
+    return as_postgres(error).is_some_and(|error| {
+        // invalid_sql_statement_name
+        error.code() == "26000" || error.routine() == Some("RevalidateCachedQuery")
+    });
     #[cfg(not(feature = "postgres"))]
     {
         _ = error;
@@ -254,6 +260,16 @@ fn as_postgres(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> 
     match error {
         sqlx::Error::Database(error) => error.try_downcast_ref(),
         _ => None,
+    }
+}
+
+/// Returns whether the session has ended, so that no further response follows this error.
+#[cfg(feature = "postgres")]
+pub(super) fn ends_session(error: &sqlx::Error) -> bool {
+    use sqlx::postgres::PgSeverity::{Fatal, Panic};
+    match of_postgres(error) {
+        Some(error) => matches!(error.severity(), Fatal | Panic),
+        None => Fault::of(error).is_gone(),
     }
 }
 

@@ -405,7 +405,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// the same transaction. In the handler, [`FencedTx::commit`](crate::FencedTx::commit) then
     /// returns an error. The handler, and middleware inside of the layer, must not leave another
     /// role set with `SET LOCAL ROLE`, because that role may have no privilege to store the
-    /// response. Set the role in [`on_begin`](Self::on_begin) instead.
+    /// response. Set the role in [`on_begin`](Self::on_begin) instead. They must not set the
+    /// transaction to READ ONLY either, because the response could then not be stored.
     #[must_use]
     pub fn idempotent(mut self, keys: Idempotency) -> Self {
         self.config.idempotency = Some(Arc::new(keys));

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, Postgres,
+    AssertSqlSafe, Connection, Postgres,
     postgres::{PgConnectOptions, PgRow},
 };
 use tokio::time::{Instant, timeout_at};
@@ -11,7 +11,12 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     calls::{Argument, CallError, CallFuture, Calls, FunctionCall, Statements},
     fence::{
-        Fence, error::AdmitError, fault::Failure, local::QueueKey, settings::millis, sql::On,
+        Fence,
+        error::AdmitError,
+        fault::{Failure, is_unprepared},
+        local::QueueKey,
+        settings::millis,
+        sql::On,
         tx::StandaloneStatement,
     },
     time::after,
@@ -112,8 +117,9 @@ impl Fence<Postgres> {
     }
 
     /// Calls the function in a prepared statement. Returns no row if the function was not called.
-    /// In that case, either the session's isolation level is stricter than READ COMMITTED, or a
-    /// pooler has prepared the statement on one server connection and executed it on another.
+    /// In that case, the session's isolation level is stricter than READ COMMITTED, or the session
+    /// does not have the statement. For example, a pooler has prepared the statement on one server
+    /// connection and executed it on another.
     async fn attempt_prepared(
         &self,
         call: &FunctionCall<'_>,
@@ -135,11 +141,9 @@ impl Fence<Postgres> {
                         Argument::Truth(truth) => query.bind(truth),
                     };
                 }
-                match query.fetch_all(conn).await {
-                    // invalid_sql_statement_name
-                    Err(sqlx::Error::Database(error))
-                        if error.code().as_deref() == Some("26000") =>
-                    {
+                match query.fetch_all(&mut *conn).await {
+                    Err(error) if is_unprepared(&error) => {
+                        conn.clear_cached_statements().await?;
                         Ok(Vec::new())
                     }
                     rows => rows,

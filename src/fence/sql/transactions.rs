@@ -42,8 +42,9 @@ pub(crate) trait Transactions: Database {
     /// session so that the server cancels a statement whose client has disconnected.
     async fn leave_transaction(conn: &mut Self::Connection) -> sqlx::Result<()>;
 
-    /// Rolls back a [`Self::begin`] that did not return.
-    async fn abandon_begin(conn: &mut Self::Connection) -> sqlx::Result<()>;
+    /// Waits until the queued rollbacks are executed. If `beginning` is true, also rolls back a
+    /// [`Self::begin`] that did not return. An error means that the connection must be closed.
+    async fn finish_rollback(conn: &mut Self::Connection, beginning: bool) -> sqlx::Result<()>;
 
     /// Checks that the transaction of [`Self::begin`] is intact, and commits it. `Ok` means that
     /// the COMMIT is confirmed. If `begin_next` is true, the next transaction, which must begin

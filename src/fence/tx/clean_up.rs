@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use sqlx::Connection;
 use tokio::time::timeout;
 
 use crate::fence::{
@@ -35,17 +34,12 @@ impl<DB: Transactions> CleanUp<DB> {
 
     async fn run(mut self) {
         let conn = &mut self.checked_out;
-        let rolled_back = async {
-            if self.beginning {
-                DB::abandon_begin(conn).await?;
-            }
-            roll_back::<DB>(conn, self.busy_timeout_ms).await
-        };
+        let rolled_back = roll_back::<DB>(conn, self.beginning, self.busy_timeout_ms);
         let mut outcome = timeout(GRACE, rolled_back).await;
         // A server detects the closed connection and cancels the statement. SQLite has no server,
         // so wait for the statement here. The pool would wait for it without a timeout.
         if outcome.is_err() && !DB::HAS_SERVER {
-            let rolled_back = roll_back::<DB>(conn, self.busy_timeout_ms);
+            let rolled_back = roll_back::<DB>(conn, self.beginning, self.busy_timeout_ms);
             outcome = timeout(self.limits.statement_timeout(), rolled_back).await;
         }
         // On SQLite, if the handler has ended the transaction with an SQL statement, the rollback
@@ -60,9 +54,10 @@ impl<DB: Transactions> CleanUp<DB> {
 /// Sends the queued rollbacks, and restores SQLite's `busy_timeout`.
 async fn roll_back<DB: Transactions>(
     conn: &mut DB::Connection,
+    beginning: bool,
     busy_timeout_ms: Option<i64>,
 ) -> sqlx::Result<()> {
-    conn.ping().await?;
+    DB::finish_rollback(conn, beginning).await?;
     match busy_timeout_ms {
         Some(ms) => DB::restore_busy_timeout(conn, ms).await,
         None => Ok(()),

@@ -44,7 +44,9 @@ use crate::fence::{
 /// the connection was acquired.
 ///
 /// If only the future of a statement is dropped, for example by a timeout in the handler, the
-/// statement still runs to its end, and is committed with the transaction.
+/// statement still runs to its end, and is committed with the transaction. This is not true of
+/// COPY. If a COPY is dropped, or fails at its start, sqlx may assign later responses to the wrong
+/// statements, and [`commit`](Self::commit) then returns [`CommitError::OutcomeUnknown`].
 #[must_use = "dropped, the transaction is rolled back or returns to the layer"]
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
@@ -180,9 +182,10 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     ///   an admission. Nothing was written.
     /// - [`CommitError::Unavailable`] if the connection was lost before COMMIT, or if the disk of
     ///   an SQLite database is full. Nothing was written.
-    /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT, or the response
-    ///   did not arrive within the [`answer_timeout`](crate::FenceBuilder::answer_timeout), on
-    ///   SQLite plus the [`lock_timeout`](crate::FenceBuilder::lock_timeout).
+    /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT, if sqlx received
+    ///   the response to an earlier statement, or if the response did not arrive within the
+    ///   [`answer_timeout`](crate::FenceBuilder::answer_timeout), on SQLite plus the
+    ///   [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
     /// # Cancel safety
     ///

@@ -19,7 +19,7 @@ use super::{
 use crate::fence::{
     conn::{self, CheckedOut, Connections, Origin},
     error::CommitError,
-    fault::{Failure, Fault, has_changed_plan},
+    fault::{Failure, Fault, is_unprepared},
     local::Permit,
     settings::Limits,
     sql::{Begin, Committed, On, ReservedKey, TransactionId, TransactionManager, Transactions},
@@ -82,8 +82,13 @@ impl<DB: Transactions> Transaction<DB> {
         let mut transaction = Self::new(checked_out, connections, limits);
         match transaction.open(begin).await {
             // The connection was closed after its last use, which BEGIN detects as well as a ping
-            // does.
-            Err(failure) if untested && failure.fault.is_gone() => transaction.discard(),
+            // does. If the application has left the connection out of step, only BEGIN detects it.
+            Err(failure)
+                if failure.fault.is_gone()
+                    && (untested || matches!(*failure.cause, sqlx::Error::BeginFailed)) =>
+            {
+                transaction.discard();
+            }
             opened => return opened.map(|()| transaction),
         }
         Self::begin_tested(connections, limits, begin).await
@@ -214,7 +219,7 @@ impl<DB: Transactions> Transaction<DB> {
         let on = On::new(conn, &self.connections.names);
         let outcome = response(within, statements(on)).await;
         outcome.map_err(|failure| {
-            if has_changed_plan(&failure.cause) {
+            if is_unprepared(&failure.cause) {
                 // The statement can be repeated on another connection.
                 self.phase = Phase::Broken;
                 return failure.with_fault(Fault::Collision);

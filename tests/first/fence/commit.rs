@@ -228,6 +228,69 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
     is_autocommitted::<DB>(&mut two, &mut one, 1_002).await;
 }
 
+/// sqlx does not count the response to a COPY that fails at its start, or whose end is not awaited.
+/// COMMIT then receives the responses to two statements of the handler.
+#[tokio::test]
+async fn responses_to_the_handlers_statements_do_not_confirm_commit() {
+    let db = Postgres::fresh(1).await;
+    for fence in [db.fence(), db.reusing_fence()] {
+        for copy_fails in [true, false] {
+            let mut tx = begin(&fence, 5).await;
+            if copy_fails {
+                fail_to_copy(&mut tx).await;
+            } else {
+                let copy = tx.copy_in_raw("COPY ledger FROM STDIN").await.unwrap();
+                assert!(copy.finish().now_or_never().is_none());
+            }
+            // The second statement fails at COMMIT.
+            let both = "INSERT INTO ledger VALUES (1); INSERT INTO child VALUES (99)";
+            Postgres::run(&mut tx, both).await;
+            assert_matches!(tx.commit().await, Err(CommitError::OutcomeUnknown(_)));
+            assert_eq!(db.entries().await, 0);
+        }
+    }
+}
+
+/// Runs a COPY that fails at its start, in a nested transaction.
+async fn fail_to_copy(conn: &mut PgConnection) {
+    let mut nested = conn.begin().await.unwrap();
+    assert!(nested.copy_out_raw("COPY missing TO STDOUT").await.is_err());
+    nested.rollback().await.unwrap();
+}
+
+/// The error of the second COPY is the response that COMMIT receives.
+#[tokio::test]
+async fn error_of_an_earlier_statement_is_not_the_outcome_of_commit() {
+    let db = Postgres::fresh(2).await;
+    let mut tx = begin(&db.fence(), 5).await;
+    insert(&mut tx, 5).await;
+    fail_to_copy(&mut tx).await;
+    fail_to_copy(&mut tx).await;
+    assert_matches!(tx.commit().await, Err(CommitError::OutcomeUnknown(_)));
+    assert_eq!(db.entries().await, 1);
+}
+
+#[tokio::test]
+async fn transaction_with_an_unfinished_copy_is_aborted() {
+    let db = Postgres::fresh(1).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    drop(tx.copy_in_raw("COPY ledger FROM STDIN").await.unwrap());
+    is_aborted(tx.commit().await);
+    write(&fence, 5).await.unwrap();
+}
+
+#[tokio::test]
+async fn rolled_back_copy_does_not_disturb_the_next_write() {
+    let db = Postgres::fresh(1).await;
+    for fence in [db.fence(), db.reusing_fence()] {
+        let mut tx = begin(&fence, 5).await;
+        fail_to_copy(&mut tx).await;
+        drop(tx);
+        drop(begin(&fence, 5).await);
+    }
+}
+
 #[tokio::test]
 async fn server_ends_the_transaction_of_a_frozen_holder() {
     let db = Postgres::fresh(3).await;

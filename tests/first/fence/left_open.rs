@@ -2,10 +2,12 @@
 //! the pool if a `begin` was dropped after it was sent, as in the handler of a client that
 //! disconnected. An autocommit statement would not commit there.
 
+use std::mem;
+
 use futures_util::StreamExt;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Sqlite, postgres::PgPoolOptions};
 use tower_fence::{
-    CommitError, Fence, Resource, Token, TokenUse,
+    AdmitError, CommitError, Fence, Resource, Token, TokenUse,
     fence::WriteError,
     lease::{Acquire, Leases, PostgresLeases, Renew},
 };
@@ -209,15 +211,67 @@ async fn responses_to_earlier_statements_are_not_taken_for_an_outcome() {
         write(10).await.unwrap();
 
         cut_off_copy().await;
-        // The first transaction may fail, and closes the connection.
-        for attempt in 0..2 {
-            let token = Token::new(11).unwrap();
-            match fence.begin(&resource, token, TokenUse::Reusable).await {
-                Ok(tx) => tx.commit().await.unwrap(),
-                Err(error) => assert_eq!(attempt, 0, "{error:?}"),
-            }
-        }
+        let token = Token::new(11).unwrap();
+        let begun = fence.begin(&resource, token, TokenUse::Reusable).await;
+        begun.unwrap().commit().await.unwrap();
     }
+}
+
+/// The response to the test of the connection must not become the result of the single statement.
+/// The hook makes that test return a row again.
+#[tokio::test]
+async fn response_to_the_test_of_a_connection_is_not_taken_for_a_row() {
+    let db = Postgres::fresh(1).await;
+    let options = PgPoolOptions::new().max_connections(1);
+    let options = options.after_release(|conn, _| {
+        Box::pin(async {
+            sqlx::raw_sql("RESET ALL").execute(conn).await?;
+            Ok(true)
+        })
+    });
+    let pool = options.connect(&db.url).await.unwrap();
+    let [fence, other] = [pool.clone(), db.pool.clone()].map(Fence::new);
+    let resource = Resource::new("written").unwrap();
+    let write = async |fence: &Fence<Postgres>, token: i64| {
+        let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry::text";
+        let query = sqlx::query(sql).bind(token);
+        let token = Token::new(token).unwrap();
+        fence
+            .write::<(String,)>(&resource, token, TokenUse::SingleUse, query)
+            .await
+    };
+    for token in 7..9 {
+        write(&fence, token).await.unwrap();
+    }
+    write(&other, 20).await.unwrap();
+    let mut conn = pool.acquire().await.unwrap();
+    assert!(conn.copy_out_raw("COPY missing TO STDOUT").await.is_err());
+    drop(conn);
+    let written = write(&fence, 10).await;
+    assert!(
+        matches!(written, Err(WriteError::Admit(AdmitError::Stale(_)))),
+        "{written:?}"
+    );
+    write(&fence, 21).await.unwrap();
+}
+
+#[tokio::test]
+async fn forgotten_transaction_is_left_before_a_single_statement() {
+    let db = Postgres::fresh(1).await;
+    let fence = db.fence();
+    let resource = Resource::new("written").unwrap();
+    for token in 7..9 {
+        let mut conn = db.pool.acquire().await.unwrap();
+        mem::forget(conn.begin().await.unwrap());
+        drop(conn);
+        let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry");
+        let (query, token) = (query.bind(token), Token::new(token).unwrap());
+        let written = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
+        written.await.unwrap();
+        let tx = db.pool.begin().await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    assert_eq!(seen(&db, "SELECT count(*) FROM ledger").await, 2);
 }
 
 /// Otherwise the statement of a client that disconnects would keep its locks.

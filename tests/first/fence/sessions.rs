@@ -3,13 +3,18 @@
 use axum::{Router, routing::post};
 use serde_json::json;
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
-use tower_fence::{Fence, FenceLayer, PathParam, issuer, lease::PostgresLeases};
+use tower_fence::{
+    Fence, FenceLayer, PathParam, Resource, TokenUse, issuer,
+    lease::{Acquire, Leases, PostgresLeases},
+};
 
 use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
+    fence::{begin, insert, sku, token, write},
     http::{Answer, Server},
+    lease::LONG,
 };
 
 /// The number of connections in the pool. All were opened while the database was read-only.
@@ -96,4 +101,31 @@ async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
     let server = Server::start(app).await;
     server.refuses("/r", 1, 503, "store-unavailable").await;
     assert_eq!(server.write("/r", 2).await.status, 200);
+}
+
+/// The session no longer has the prepared statements that sqlx still uses.
+#[tokio::test]
+async fn removed_prepared_statements_are_prepared_again() {
+    for reuse in [false, true] {
+        let db = Postgres::fresh(1).await;
+        let fence = db.fence_with(|fence| fence.reuse_connections(reuse));
+        let leases = PostgresLeases::new(fence.clone());
+        let (sku, leased) = (sku(), Resource::new("leased").unwrap());
+        for round in 0..3 {
+            let first = 10 * round + 1;
+            write(&fence, first).await.unwrap();
+            let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry");
+            let query = query.bind(first + 1);
+            let single = fence.write(&sku, token(first + 1), TokenUse::SingleUse, query);
+            let written: Vec<(i64,)> = single.await.unwrap();
+            assert_eq!(written, [(first + 1,)]);
+            let lease = leases.acquire(&leased, Acquire::new(LONG)).await.unwrap();
+            leases.release(&leased, &lease.id).await.unwrap();
+            let mut tx = begin(&fence, first + 2).await;
+            insert(&mut tx, first + 2).await;
+            Postgres::run(&mut tx, "DEALLOCATE ALL").await;
+            tx.commit().await.unwrap();
+        }
+        assert_eq!(db.entries().await, 9);
+    }
 }

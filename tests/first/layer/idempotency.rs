@@ -5,8 +5,10 @@ use std::{
     time::Duration,
 };
 
+use axum::{Router, routing::post};
+use sqlx::Postgres;
 use tokio::time::timeout;
-use tower_fence::Idempotency;
+use tower_fence::{FenceLayer, FencedTx, Idempotency, PathParam};
 
 use super::keyed::{Plan, is_call, keyed, max_token, records, start, start_with, write};
 use crate::support::{
@@ -201,4 +203,19 @@ async fn write_without_a_key_is_unaffected<DB: TestDatabase>() {
     // With a key, the handler still gets the complete body.
     let echo = keyed(&server, "/a/echo", 7, "k").body("x".repeat(50_000));
     assert_eq!(Answer::to(echo).await.text.len(), 50_000);
+}
+
+#[tokio::test]
+async fn unfinished_copy_aborts_the_transaction_of_a_key() {
+    let db = Postgres::fresh(2).await;
+    let handler = async |mut tx: FencedTx<Postgres>| {
+        drop(tx.copy_in_raw("COPY ledger FROM STDIN").await.unwrap());
+    };
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).idempotent(Idempotency::optional());
+    let app = Router::new()
+        .route("/{r}", post(handler))
+        .route_layer(layer);
+    let server = Server::start(app).await;
+    let refused = write(&server, "/r", 5, "k").await;
+    refused.is_problem(500, "transaction-aborted");
 }

@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgRow};
 
 use crate::fence::{
-    fault::has_changed_plan,
+    fault::is_unprepared,
     settings::millis,
     sql::{Admit, Arguments, On, SingleStatements, Statement},
 };
@@ -31,7 +31,7 @@ impl SingleStatements for Postgres {
         let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
         // Read the responses to the end, because the response to the COMMIT follows the last row.
         match query.fetch_all(&mut *conn).await {
-            Err(error) if has_changed_plan(&error) => {
+            Err(error) if is_unprepared(&error) => {
                 conn.clear_cached_statements().await?;
                 Ok(Vec::new())
             }
@@ -39,10 +39,7 @@ impl SingleStatements for Postgres {
                 if error.message().contains(NOTHING)
                     // A deadlock has one of these codes. So does a concurrent write to the row, if
                     // the isolation level of the pool's sessions is stricter than READ COMMITTED.
-                    || matches!(error.code().as_deref(), Some("40001" | "40P01"))
-                    // invalid_sql_statement_name: a pooler has prepared the statement on one server
-                    // connection and executed it on another.
-                    || error.code().as_deref() == Some("26000") =>
+                    || matches!(error.code().as_deref(), Some("40001" | "40P01")) =>
             {
                 Ok(Vec::new())
             }

@@ -1,15 +1,19 @@
 //! Beginning and end of a transaction in Postgres.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Connection, Either, Executor, PgConnection, Postgres, SqlSafeStr,
+    AssertSqlSafe, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
     error::DatabaseError,
-    postgres::{PgConnectOptions, PgTransactionManager},
+    postgres::{PgConnectOptions, PgRow, PgTransactionManager},
 };
 
 use crate::fence::{
+    fault::ends_session,
     settings::{Limits, millis},
     sql::{Begin, Committed, TransactionId, TransactionManager, Transactions, savepoint},
 };
@@ -42,38 +46,34 @@ impl Transactions for Postgres {
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // `TEST` does not begin a transaction. It is passed to `begin_with` because sqlx reports an
-        // open transaction only in `begin_with`.
-        let failed = match conn.begin_with(TEST).await {
-            Err(sqlx::Error::BeginFailed) => return Ok(()),
-            Ok(abandoned) => abandoned.rollback().await.err(),
-            Err(error) => Some(error),
-        };
-        match failed {
-            Some(error) if is_aborted(&error) => {
-                conn.execute("ROLLBACK").await?;
-            }
-            Some(error) => return Err(error),
-            None => {}
+        // sqlx counts a transaction that the application has forgotten.
+        for _ in 0..PgTransactionManager::get_transaction_depth(conn) {
+            PgTransactionManager::start_rollback(conn);
         }
-        // The rollback may have undone the interval that `TEST` sets, so run `TEST` again.
-        conn.execute(TEST).await?;
-        Ok(())
+        let sql = format!("{LEAVE}; {CHECK_CLIENT}; ");
+        match execute_marked(conn, &sql).await {
+            Err(error) if is_aborted(&error) => {
+                conn.execute("ROLLBACK").await?;
+                execute_marked(conn, &sql).await
+            }
+            outcome => outcome,
+        }
     }
 
-    async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
+    async fn finish_rollback(conn: &mut PgConnection, beginning: bool) -> sqlx::Result<()> {
         // BEGIN may have been sent although sqlx has not counted it. If the connection returned to
         // the pool now, the transaction would stay open.
-        conn.execute("ROLLBACK").await?;
-        Ok(())
+        let sql = if beginning { "ROLLBACK; " } else { "" };
+        execute_marked(conn, sql).await
     }
 
     async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
         // Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which
-        // sqlx treats as a success. RELEASE makes the whole message fail instead, both in an
-        // aborted transaction and outside of the transaction with this savepoint. No cheaper
-        // statement does this in both cases.
-        let commit = format!("RELEASE SAVEPOINT {}; COMMIT", savepoint());
+        // sqlx treats as a success. The statements before COMMIT make the whole message fail
+        // instead: SELECT in an aborted transaction, and RELEASE outside of the transaction with
+        // this savepoint.
+        let mark = next_mark();
+        let commit = format!("SELECT '{mark}'; RELEASE SAVEPOINT {}; COMMIT", savepoint());
         // The same message begins a further transaction, so that sqlx's count of nested
         // transactions stays correct. If the next write can use that transaction, it saves a round
         // trip. Otherwise the ROLLBACK of that transaction is sent together with the pool's own
@@ -82,23 +82,26 @@ impl Transactions for Postgres {
             true => format!("{commit}; {}", begin_for_admission(false)),
             false => format!("{commit} AND CHAIN"),
         };
-        // The first two responses confirm RELEASE and COMMIT.
-        let mut confirmed = 0;
+        // The first three responses after the mark confirm SELECT, RELEASE and COMMIT.
+        let (mut is_marked, mut confirmed) = (false, 0);
         let mut answers = conn.fetch_many(AssertSqlSafe(sql));
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok(Either::Left(_)) => confirmed += 1,
-                Ok(Either::Right(_)) => {}
+                Ok(Either::Right(row)) => is_marked |= shows(&row, &mark),
+                Ok(Either::Left(_)) => confirmed += u32::from(is_marked),
                 // If a cancellation arrives during COMMIT, the server may report it only after
                 // COMMIT.
-                Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
-                Err(error) => return Err(error),
+                Err(_) if confirmed >= 3 => return Ok(Committed::Broken),
+                Err(error) if is_marked || ends_session(&error) => return Err(error),
+                Err(error) => {
+                    drop(answers);
+                    return Err(error_of_commit(conn, error).await);
+                }
             }
         }
         drop(answers);
-        if confirmed < 2 {
-            let unconfirmed = "COMMIT was not answered";
-            return Err(sqlx::Error::Protocol(unconfirmed.into()));
+        if confirmed < 3 {
+            return Err(out_of_step());
         }
         if !begin_next {
             PgTransactionManager::start_rollback(conn);
@@ -149,11 +152,57 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// transaction.
 const LEAVE: &str = "BEGIN; ROLLBACK";
 
-/// Statement that detects an open transaction before a statement that commits by itself. It also
-/// sets the interval at which the server checks, while a statement runs, whether the client is
-/// still connected, because a statement that commits by itself cannot set this interval.
-const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
-                    WHERE current_setting('client_connection_check_interval') = '0'";
+/// Statement that sets the interval at which the server checks, while a statement runs, whether the
+/// client is still connected. A statement that commits by itself cannot set this interval.
+const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
+                            WHERE current_setting('client_connection_check_interval') = '0'";
+
+/// Returns a text that no other message to a server contains.
+///
+/// sqlx assigns responses to statements by counting them, and it miscounts after a COPY that failed
+/// at its start or was dropped. From then on, each statement on the connection receives the
+/// response to an earlier one. A response with the mark of its message belongs to that message.
+fn next_mark() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{}_{}", savepoint(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// Returns whether a row has this mark.
+fn shows(row: &PgRow, mark: &str) -> bool {
+    row.try_get(0).is_ok_and(|found: &str| found == mark)
+}
+
+/// Executes statements, each of which ends with a semicolon, in one message. Returns an error if
+/// the response belongs to an earlier message.
+async fn execute_marked(conn: &mut PgConnection, statements: &str) -> sqlx::Result<()> {
+    let mark = next_mark();
+    let sql = AssertSqlSafe(format!("{statements}SELECT '{mark}'"));
+    let rows = conn.fetch_all(sql).await?;
+    let is_marked = rows.last().is_some_and(|row| shows(row, &mark));
+    is_marked.then_some(()).ok_or_else(out_of_step)
+}
+
+/// Returns the error with which the message of COMMIT failed. `error` is the last response. If it
+/// belongs to an earlier statement, the response to COMMIT is one of the next responses. The server
+/// may have executed that COMMIT.
+async fn error_of_commit(conn: &mut PgConnection, mut error: sqlx::Error) -> sqlx::Error {
+    let mark = next_mark();
+    // A transaction stays open, because sqlx still counts one, and rolls it back later.
+    let sql = AssertSqlSafe(format!("ROLLBACK AND CHAIN; SELECT '{mark}'")).into_sql_str();
+    for _ in 0..3 {
+        error = match conn.fetch_all(sql.clone()).await {
+            // The mark is in the response that follows the response to COMMIT.
+            Ok(rows) if rows.last().is_some_and(|row| shows(row, &mark)) => return error,
+            Ok(_) => out_of_step(),
+            Err(error) => error,
+        };
+    }
+    out_of_step()
+}
+
+fn out_of_step() -> sqlx::Error {
+    sqlx::Error::Protocol("the response belongs to an earlier statement".into())
+}
 
 /// Returns whether the error shows that an aborted transaction was left open.
 fn is_aborted(error: &sqlx::Error) -> bool {

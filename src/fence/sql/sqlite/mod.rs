@@ -10,6 +10,7 @@ mod tables;
 
 use sqlx::{
     AssertSqlSafe, Connection, Executor, SqlSafeStr, Sqlite, SqliteConnection,
+    error::DatabaseError,
     migrate::MigrateError,
     sqlite::{
         SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous, SqliteTransactionManager,
@@ -51,6 +52,11 @@ impl Transactions for Sqlite {
                 conn.execute("ROLLBACK").await?;
                 SqliteTransactionManager::begin(conn, Some(sql)).await
             }
+            // SQLITE_READONLY: a handler may have set `query_only`, which outlasts its transaction.
+            Err(error) if is_read_only(&error) => {
+                conn.execute("PRAGMA query_only = 0").await?;
+                SqliteTransactionManager::begin(conn, Some(sql)).await
+            }
             begun => begun,
         }
     }
@@ -72,9 +78,9 @@ impl Transactions for Sqlite {
         conn.ping().await
     }
 
-    async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
+    async fn finish_rollback(conn: &mut SqliteConnection, _: bool) -> sqlx::Result<()> {
         // sqlx's worker rolls back a BEGIN whose future was dropped.
-        Ok(())
+        conn.ping().await
     }
 
     async fn commit(conn: &mut SqliteConnection, _: bool) -> sqlx::Result<Committed> {
@@ -152,6 +158,11 @@ impl Setup for Sqlite {
     execution_time BIGINT NOT NULL";
         migrations::script(names, migrations::SQLITE, HISTORY, ["X'", "'"], "")
     }
+}
+
+fn is_read_only(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.as_deref() == Some("8")
 }
 
 /// Checks that the file stores text as UTF-8. In UTF-16, SQLite stores U+FFFE and U+FFFF as U+FFFD,
