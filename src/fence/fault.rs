@@ -267,7 +267,7 @@ fn as_postgres(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> 
 #[cfg(feature = "postgres")]
 pub(super) fn ends_session(error: &sqlx::Error) -> bool {
     use sqlx::postgres::PgSeverity::{Fatal, Panic};
-    match of_postgres(error) {
+    match as_postgres(error) {
         Some(error) => matches!(error.severity(), Fatal | Panic),
         None => Fault::of(error).is_gone(),
     }
