@@ -314,7 +314,8 @@ RETURNS boolean LANGUAGE plpgsql AS $fence$
 DECLARE
     context text;
 BEGIN
-    -- If a statement calls the caller, these are this function, its call, and the caller.
+    -- If a statement calls the caller, the context has three lines: this function, the call to it,
+    -- and the caller.
     GET DIAGNOSTICS context = PG_CONTEXT;
     IF cardinality(string_to_array(context, E'\n')) > 3 THEN
         RETURN true;

@@ -403,7 +403,7 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 -- If the lease is held, a request with a listener waits in the queue. The outcome is one of the
 -- following:
 --
---     granted    with a new token, or with the token that the same lease id has been granted before
+--     granted    with a new token, or with the token that the lease id was granted before
 --     exhausted  with the highest token that was received
 --     held       the lease is held or the resource is reserved, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue

@@ -159,8 +159,8 @@ COMMENT ON VIEW tower_fence.protected_tables IS
 -- belong to different resources in different sessions. Therefore only types whose text is always
 -- the same are allowed. Values are converted by concat(), which calls the output function of their
 -- type. Any role can create types and casts, but only a superuser can create output functions.
--- Therefore the guard, which runs with the privileges of its owner, runs no code of another role,
--- even as a trigger of another table.
+-- Therefore the guard, which runs with the privileges of its owner, never runs code of another
+-- role, even as a trigger of another table.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -236,10 +236,11 @@ COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
 -- second query checks each resource separately. Both queries are static, so that their plans are
 -- cached. The query for TRUNCATE is built at run time, because each partition has its own TRUNCATE
 -- trigger. That query first checks one row. It reads the whole table only if the resource of that
--- row was admitted. Because the owner of a table can make every query of the table run code, for
--- example in the expression of an index, the guard reads only tables of its own owner.
+-- row was admitted. Every query of a table can run code of the table's owner, for example in the
+-- expression of an index. Therefore the guard reads only tables of its own owner.
 --
--- In a trigger without transition tables, their names would be those of temporary tables.
+-- The guard refuses a trigger without transition tables, because the names of these tables could
+-- then refer to temporary tables.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, column_beside name)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -273,7 +274,7 @@ BEGIN
     IF NOT EXISTS (
         SELECT FROM pg_class AS c WHERE c.oid = TG_RELID AND pg_get_userbyid(c.relowner) = current_user
     ) THEN
-        -- The types of another owner could run code with the privileges of this one.
+        -- The types of the table could run code of its owner with the privileges of this role.
         RAISE insufficient_privilege USING
             MESSAGE = concat('the guard of ', TG_RELID::regclass, ' runs with the privileges of ', current_user,
                 ', which does not own the table'),

@@ -304,7 +304,7 @@ impl NewTokenRequest<'_> {
         self.end_without_doubt();
     }
 
-    /// Ends a request whose outcome is known, without the doubt that dropping it would record.
+    /// Ends a request whose outcome is known. Unlike a drop of the request, records no doubt.
     fn end_without_doubt(self) {
         self.held.state.send_modify(|state| state.in_flight -= 1);
         std::mem::forget(self);

@@ -254,7 +254,7 @@ pub(super) fn is_unprepared(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns the error of Postgres, if it is one.
+/// Returns the error that Postgres has reported, or `None` for any other error.
 #[cfg(feature = "postgres")]
 fn as_postgres(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> {
     match error {

@@ -46,7 +46,7 @@ pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<
     Claims::new(claims).ok_or_else(|| ResourceError::Nothing.into())
 }
 
-/// Returns the token of the member that names the resource or omits the parameter.
+/// Returns the token of the first member that names the resource, or that names no resource.
 fn token_for(resource: &Resource, tokens: &[FencingToken]) -> Option<Token> {
     let is_for = |token: &&FencingToken| {
         let named = token.resource.as_ref();

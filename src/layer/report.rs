@@ -1,6 +1,6 @@
-//! Reports of admissions to the metrics and the console, and of refusals to the log. A client can
-//! cause these lines, so each kind of line is logged at most once per second. The metrics count
-//! each refusal.
+//! Reports of admissions to the metrics and the console, and of refusals to the log. Clients can
+//! cause the lines of the log, so each kind of line is logged at most once per second. The metrics
+//! count each refusal.
 
 use std::error::Error;
 

@@ -92,7 +92,8 @@ fn the_recipe_agrees_with_the_workspace_and_the_page() {
     assert!(DOCKERFILE.contains(build));
     let source = instruction("COPY --from=build").split(' ').next().unwrap();
     assert_eq!(source, "/src/target/release/tower-fence");
-    // If a store failed, Docker Swarm would replace all servers. `run` has no database to check.
+    // With a health check, Docker Swarm would replace all servers if a store failed. A container
+    // that executes `run` has no database to check.
     assert!(!DOCKERFILE.contains("HEALTHCHECK"));
     let page = include_str!("../../src/server.md");
     let (user, _) = instruction("USER").split_once(':').unwrap();

@@ -21,7 +21,7 @@ async fn command_receives_its_lease_and_its_status_is_returned() {
     let ended = end(start(&server, &["--owner", "me"], script)).await;
     let (values, names) = ended.is(7).stdout.split_once('\n').unwrap();
     assert_eq!(values, r#"1000000001;resource="sku-1"|1000000001|sku-1"#);
-    // A command that had the lease id could renew or release the lease, which would then be lost.
+    // With the lease id, the command could release the lease, and `run` would then lose it.
     assert!(
         names.contains("FENCING_TOKEN") && !names.contains("LEASE_ID"),
         "{names}"

@@ -73,7 +73,7 @@ impl ClientArgs {
         let leases = HttpLeases::with_client(url.as_str(), client).map_err(|_| none())?;
         match &secret {
             Some(secret) => {
-                // A file may have one secret per line, as that of the server.
+                // Like a secret file of the server, the file may contain one secret per line.
                 let first = secrets::lines(secret.expose()).next();
                 let (_, first) = first
                     .ok_or_else(|| Failure::configuration("the secret for the server is empty"))?;

@@ -44,9 +44,9 @@ use crate::fence::{
 /// the connection was acquired.
 ///
 /// If only the future of a statement is dropped, for example by a timeout in the handler, the
-/// statement still runs to its end, and is committed with the transaction. This is not true of
-/// COPY. If a COPY is dropped, or fails at its start, sqlx may assign later responses to the wrong
-/// statements, and [`commit`](Self::commit) then returns [`CommitError::OutcomeUnknown`].
+/// statement still runs to its end, and is committed with the transaction. COPY is an exception: if
+/// it is dropped or fails at its start, sqlx may assign later responses to the wrong statements. In
+/// that case, [`commit`](Self::commit) returns [`CommitError::OutcomeUnknown`].
 #[must_use = "dropped, the transaction is rolled back or returns to the layer"]
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,

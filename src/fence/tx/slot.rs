@@ -28,7 +28,7 @@ pub(crate) struct Slot<DB: FenceDatabase> {
     claims: Claims,
     /// Whether the transaction has reserved an idempotency key.
     has_key: bool,
-    /// The start of the hold timeout.
+    /// The time at which the hold timeout started.
     held_since: Instant,
 }
 

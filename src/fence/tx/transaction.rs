@@ -82,7 +82,7 @@ impl<DB: Transactions> Transaction<DB> {
         let mut transaction = Self::new(checked_out, connections, limits);
         match transaction.open(begin).await {
             // The connection was closed after its last use, which BEGIN detects as well as a ping
-            // does. If the application has left the connection out of step, only BEGIN detects it.
+            // does. If sqlx miscounts the responses on the connection, only BEGIN detects it.
             Err(failure)
                 if failure.fault.is_gone()
                     && (untested || matches!(*failure.cause, sqlx::Error::BeginFailed)) =>

@@ -25,7 +25,7 @@ const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after the first failed connection attempt. It doubles after each further failure, up to
 /// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Pause after an error of configuration, and after many failures.
+/// Pause after a configuration error, and after many failed connection attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Whether this process receives notifications: the name under which the store sends them, or the

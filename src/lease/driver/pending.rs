@@ -6,8 +6,8 @@
 //!    the request are removed: its position in the queue, and a lease that was not returned.
 //! 3. A client that has chosen its lease id may retry. If its request was dropped, has timed out or
 //!    was displaced, the position is kept for [`POSITION_KEPT`], and so is a lease that is granted
-//!    in the meantime. The number of kept positions is limited. After that time, the request
-//!    removes its position, unless the retry has taken it over.
+//!    in the meantime. After that time, the request removes its position, unless the retry has
+//!    taken it over. The number of kept positions is limited.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -136,7 +136,7 @@ impl<B: Backend> Pending<B> {
     async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
         let busy_until = deadline + AFTER_WAIT_BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
-        // Whether a timer has caused this attempt. If the store is then unavailable, the request
+        // Whether a timer has started this attempt. If the store is then unavailable, the request
         // keeps waiting.
         let mut is_poll = false;
         let turns = self.driver.turns.clone();
@@ -174,7 +174,7 @@ impl<B: Backend> Pending<B> {
                     self.note_blocked(left);
                     self.queued = false;
                     if self.is_unnotified {
-                        // Each request without notifications polls.
+                        // Without notifications, every waiting request polls, not only the first.
                         poll_at = Some(after(jitter(LONGEST_PAUSE)));
                         self.retry_when_free(left);
                     } else {
@@ -359,7 +359,7 @@ impl<B: Backend> Pending<B> {
     }
 
     /// Keeps the position, or the lease that is granted to it, while the client may retry. Returns
-    /// whether nothing must be removed, because the client has the lease or the store has no
+    /// whether nothing remains to be removed, because the client has the lease or the store has no
     /// traces.
     async fn wait_for_client(&mut self) -> bool {
         let until = after(POSITION_KEPT);

@@ -71,7 +71,7 @@ impl Connection {
     }
 
     /// Returns the addresses of all nodes of a cluster, as one node reports them. Takes the first
-    /// answer, because other nodes may be silent.
+    /// answer, because other nodes may not respond.
     pub(super) async fn nodes(&mut self) -> RedisResult<Vec<(String, u16)>> {
         let Self::Cluster(connection) = self else {
             return Ok(vec![]);

@@ -7,7 +7,7 @@ use super::connection::Connection;
 /// Lua script.
 pub(super) struct Script {
     text: String,
-    /// The SHA-1 of the text, by which the server knows the script.
+    /// The SHA-1 of the text, by which the server identifies the script.
     digest: String,
 }
 

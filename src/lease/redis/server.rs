@@ -112,9 +112,8 @@ impl Server {
         outcome
     }
 
-    /// Replaces this connection to a cluster by a new one, which is opened in the background.
-    /// Requests use the old connection in the meantime, because only one of its nodes may be
-    /// silent.
+    /// Replaces this connection to a cluster by a new one, which is opened in the background. In
+    /// the meantime, requests use the old connection, because its other nodes may still respond.
     fn replace(self: &Arc<Self>, all: &mut Connections, number: u64) {
         let Some((current, connection)) = all.current.clone() else {
             return;
@@ -184,8 +183,8 @@ impl Server {
         }
     }
 
-    /// Asks a connection to a cluster which nodes it has discovered, for the connections that are
-    /// opened later.
+    /// Records the nodes that a connection to a cluster has discovered, for later connections. Does
+    /// nothing if no node answers in time.
     async fn note_nodes_of(&self, connection: Connection) {
         let limit = self.command_timeout / 2;
         let noting: BoxFuture<'_, _> = Box::pin(self.source.note_nodes_of(connection));

@@ -96,8 +96,8 @@ impl Source {
         }
     }
 
-    /// Notes the nodes that a connection to a cluster has discovered, for later connections. If no
-    /// node answers, the nodes that were noted earlier are kept.
+    /// Records the nodes that a connection to a cluster has discovered, for later connections. If
+    /// no node answers, the nodes that were recorded earlier are kept.
     pub(super) async fn note_nodes_of(&self, mut connection: Connection) {
         let Servers::Cluster {
             configured,
@@ -131,7 +131,8 @@ impl Source {
             } => {
                 // Only this crate knows which commands may be repeated, so the client must not
                 // retry. The timeouts are fractions of the command timeout, because the client
-                // waits for a silent node twice before it discovers the rest of the cluster.
+                // waits twice for a node that does not respond before it discovers the rest of the
+                // cluster.
                 let connect = async |nodes| {
                     let mut builder = settings(nodes)
                         .retries(0)

@@ -189,8 +189,8 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
         .unwrap();
     is_refused(admit(&mut conn, "a\tb", 6).await, "TF400");
     admit(&mut conn, "01f", 6).await.unwrap();
-    // The catalogs of Citus exist only with Citus. Without their schema, these names could mean
-    // temporary tables.
+    // The catalogs of Citus exist only on servers with Citus. On other servers, their names without
+    // a schema could refer to temporary tables.
     let unqualified = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tower_fence'::regnamespace \
                        AND prosrc ~ '(^|[^._a-z])pg_dist_'";
     assert_eq!(Postgres::number(&mut conn, unqualified).await.unwrap(), 0);

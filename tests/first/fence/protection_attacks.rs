@@ -182,7 +182,7 @@ async fn partitions_of_another_owner_are_protected() {
     let mut conn = db.pool.acquire().await.unwrap();
     let write = "UPDATE part_1 SET n = 0 WHERE id = 1";
     is_unfenced(in_transaction(&mut conn, write).await, "part_1", "a");
-    // Before a TRUNCATE, the guard would read the rows of the partition, and run code of its owner.
+    // To check a TRUNCATE, the guard would read the partition, which can run code of its owner.
     db.execute(&format!("GRANT SELECT ON part_1 TO {owner}"))
         .await;
     for table in ["part_1", "parts"] {
@@ -306,7 +306,7 @@ async fn role_that_may_write_to_the_tables_is_reported() {
         db.execute(&format!("REVOKE {right} FROM {role}")).await;
         assert_eq!(warnings().await, "");
     }
-    // These roles may write in any case.
+    // A superuser may write without any privilege.
     db.execute(&format!(
         "GRANT ALL ON ALL TABLES IN SCHEMA tower_fence TO {role}; ALTER ROLE {role} SUPERUSER"
     ))

@@ -79,7 +79,7 @@ async fn under_lease<L: Leases + Clone>(
         Ok(lease) => lease,
         Err(failure) if failure.status == failure::HELD => {
             return match args.conflict_exit_code {
-                // cron would send the text as a mail.
+                // If the program printed a text, cron would send it by mail.
                 0 => Ok(0),
                 status => Err(Failure::new(status, failure.text)),
             };

@@ -46,7 +46,7 @@ impl Transactions for Postgres {
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // sqlx counts a transaction that the application has forgotten.
+        // If the application has leaked a transaction (`mem::forget`), sqlx still counts it.
         for _ in 0..PgTransactionManager::get_transaction_depth(conn) {
             PgTransactionManager::start_rollback(conn);
         }
@@ -182,12 +182,12 @@ async fn execute_marked(conn: &mut PgConnection, statements: &str) -> sqlx::Resu
     is_marked.then_some(()).ok_or_else(out_of_step)
 }
 
-/// Returns the error with which the message of COMMIT failed. `error` is the last response. If it
-/// belongs to an earlier statement, the response to COMMIT is one of the next responses. The server
-/// may have executed that COMMIT.
+/// Returns the error with which the message of COMMIT failed. `error` is the last response so far.
+/// If it belongs to an earlier statement, the response to COMMIT is one of the next responses, and
+/// the server may have executed the COMMIT.
 async fn error_of_commit(conn: &mut PgConnection, mut error: sqlx::Error) -> sqlx::Error {
     let mark = next_mark();
-    // A transaction stays open, because sqlx still counts one, and rolls it back later.
+    // CHAIN begins a new transaction, because sqlx still counts one, and rolls it back later.
     let sql = AssertSqlSafe(format!("ROLLBACK AND CHAIN; SELECT '{mark}'")).into_sql_str();
     for _ in 0..3 {
         error = match conn.fetch_all(sql.clone()).await {

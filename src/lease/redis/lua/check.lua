@@ -1,5 +1,5 @@
 -- Checks the server.
--- KEYS: in a cluster, a counter, for its slot.
+-- KEYS: in a cluster, the key of a counter, whose slot determines the node.
 -- ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
 -- Returns {1 if a script can read a replication id that changes at each promotion and 0 if not,
 -- 1 if the server belongs to a cluster and 0 if not, the maxmemory-policy, the error of a
