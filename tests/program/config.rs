@@ -107,7 +107,7 @@ async fn invalid_variable_is_named_without_its_value() {
         .says("1..1000000");
     assert!(!large.stderr.contains("12345678"), "{large:?}");
     // The option belongs to the command.
-    let command = ["run", "./backup", "--ttl", "5"];
+    let command = ["run", "--resource", "a", "./backup", "--ttl", "5"];
     let refused = run(&command, &[("TOWER_FENCE_TTL", "hunter2")]).await;
     refused.is(64).says("TOWER_FENCE_TTL");
     assert!(!refused.stderr.contains("hunter2"), "{refused:?}");

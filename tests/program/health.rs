@@ -282,7 +282,7 @@ async fn server_waits_for_its_database_but_not_its_tables() {
         &["serve", "--listen", "127.0.0.1:0"][..],
         &["reset", "sku-1", "--to", "5", "--yes"],
         &["check"],
-        &["run", "--direct", "--", "true"],
+        &["run", "--resource", "a", "--direct", "--", "true"],
     ] {
         let refused = run(command, &database).await;
         refused.is(78).says("run `tower-fence migrate`");

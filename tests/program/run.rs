@@ -69,7 +69,7 @@ async fn statuses_are_as_documented() {
     let (_db, server) = serving().await;
     let server_url = [("TOWER_FENCE_URL", server.url.as_str())];
     let cases: [(&[&str], i32); 6] = [
-        (&["run", "true"], 0),
+        (&["run", "--resource", "a", "true"], 0),
         (
             &["run", "--resource", "a", "--", "sh", "-c", "exit 255"],
             255,
@@ -78,29 +78,46 @@ async fn statuses_are_as_documented() {
             &["run", "--resource", "a", "--", "sh", "-c", "kill -9 $$"],
             137,
         ),
-        (&["run", "--", "/nowhere/command"], 127),
-        (&["run", "--", "/etc/passwd"], 126),
-        (&["run"], 64),
+        (&["run", "--resource", "a", "/nowhere/command"], 127),
+        (&["run", "--resource", "a", "--", "/etc/passwd"], 126),
+        (&["run", "--resource", "a"], 64),
     ];
     for (arguments, status) in cases {
         run(arguments, &server_url).await.is(status);
     }
     // Each lease was released, including those of commands that did not start.
     assert_eq!(server.get("/locks").await.json()["leases"], json!([]));
-    run(&["run", "--url", "http://127.0.0.1:1", "true"], &[])
-        .await
-        .is(69)
-        .says("127.0.0.1:1");
+    run(
+        &[
+            "run",
+            "--resource",
+            "a",
+            "--url",
+            "http://127.0.0.1:1",
+            "true",
+        ],
+        &[],
+    )
+    .await
+    .is(69)
+    .says("127.0.0.1:1");
 
     server
         .post("/locks/true", &json!({"ttl_ms": 600_000}))
         .await;
-    run(&["run", "true"], &server_url)
+    run(&["run", "--resource", "true", "true"], &server_url)
         .await
         .is(75)
         .says("true is held by another holder");
     for (status, is_silent) in [(0, true), (7, false)] {
-        let conflict = ["run", "-E", &status.to_string(), "/bin/true"];
+        let conflict = [
+            "run",
+            "--resource",
+            "true",
+            "-E",
+            &status.to_string(),
+            "/bin/true",
+        ];
         let skipped = run(&conflict, &server_url).await;
         assert_eq!(skipped.is(status).stderr.is_empty(), is_silent, "{status}");
     }
@@ -109,9 +126,12 @@ async fn statuses_are_as_documented() {
     let closed = Served::start(&_db.url, &arguments).await;
     let closed_url = [("TOWER_FENCE_URL", closed.url.as_str())];
     // The refusal is immediate, although the wait would be unlimited.
-    run(&["run", "--wait", "forever", "true"], &closed_url)
-        .await
-        .is(77);
+    run(
+        &["run", "--resource", "a", "--wait", "forever", "true"],
+        &closed_url,
+    )
+    .await
+    .is(77);
     let with_secret = [closed_url[0], ("TOWER_FENCE_SECRET", HOLDER)];
     run(&["run", "--resource", "a", "true"], &with_secret)
         .await
@@ -273,7 +293,9 @@ async fn direct_run_acquires_its_lease_in_postgres() {
         .await
         .is(75);
     let nowhere = [("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop")];
-    run(&["run", "--direct", "true"], &nowhere).await.is(69);
+    run(&["run", "--resource", "a", "--direct", "true"], &nowhere)
+        .await
+        .is(69);
 }
 
 /// Many instances start at the same time, as on many machines, and one runs at a time.
@@ -328,11 +350,15 @@ async fn server_refusal_names_the_option() {
         ("--ttl", "1h", "100 to 600000"),
         ("--lock-delay", "5h", "0 to 60000"),
     ] {
-        let refused = run(&["run", option, value, "--", "true"], &variables).await;
+        let refused = run(
+            &["run", "--resource", "a", option, value, "--", "true"],
+            &variables,
+        )
+        .await;
         let text = format!("tower-fence: invalid {option}: must be from {limits} milliseconds\n");
         assert_eq!(refused.is(64).stderr, text);
     }
     // The program itself refuses a TTL that no server accepts.
-    let short = ["run", "--ttl", "10ms", "--", "true"];
+    let short = ["run", "--resource", "a", "--ttl", "10ms", "--", "true"];
     run(&short, &variables).await.is(64).says("--ttl");
 }

@@ -142,8 +142,18 @@ async fn errors_and_help_show_no_secret() {
         (vec!["serve"], 78),
         (vec!["migrate"], 69),
         (vec!["leases", "--url", "http://127.0.0.1:1"], 69),
-        (vec!["run", "--url", "http://127.0.0.1:1", "true"], 69),
-        (vec!["run", "--direct", "true"], 69),
+        (
+            vec![
+                "run",
+                "--resource",
+                "a",
+                "--url",
+                "http://127.0.0.1:1",
+                "true",
+            ],
+            69,
+        ),
+        (vec!["run", "--resource", "a", "--direct", "true"], 69),
     ] {
         let ended = run(&arguments, &variables).await;
         ended.is(status);
@@ -171,7 +181,7 @@ async fn variable_that_is_not_utf_8_is_refused() {
         (&["leases"], "TOWER_FENCE_SECRET", 78),
         (&["config"], "TOWER_FENCE_LISTEN", 64),
         (&["config"], "TOWER_FENCE_MIGRATE", 64),
-        (&["run", "--", "true"], "TOWER_FENCE_OWNER", 64),
+        (&["run", "--resource", "a", "true"], "TOWER_FENCE_OWNER", 64),
     ] {
         let mut command = program();
         let value = OsStr::from_bytes(b"hunter2-0123456789-\xff");

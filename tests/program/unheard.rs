@@ -95,7 +95,7 @@ async fn a_blocked_log_does_not_delay_a_stop() {
 async fn exit_statuses_are_the_same() {
     let (_db, server) = serving().await;
     for (arguments, status) in [
-        (&["run", "--", "/nonexistent"][..], 127),
+        (&["run", "--resource", "a", "/nonexistent"][..], 127),
         (&["inspect", ""], 64),
         (&["no-such-command"], 64),
     ] {

@@ -170,7 +170,7 @@ impl Setup for Postgres {
             tracing::warn!(
                 schema,
                 roles = writers,
-                "roles may write to tables of the fence directly, and so make stale tokens valid: \
+                "roles may write to tables of the fence directly, and thereby make stale tokens valid: \
                  grant only the documented privileges"
             );
         }
