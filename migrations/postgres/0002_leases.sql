@@ -411,11 +411,10 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     displaced  another request under the same lease id has taken its position
 --     again      the lease has just become free, or another transaction has locked a row; retry
 --
--- blocked_ms is the number of milliseconds for which the request stays blocked if the holder neither
--- renews nor releases its lease. For a reserved resource, and for a request that is not the first in
--- the queue, blocked_ms is an upper bound.
--- After a grant, others_wait is true if other requests wait. In that case, the issuer calls
--- lease_call().
+-- blocked_ms is the number of milliseconds for which the request stays blocked if the holder
+-- neither renews nor releases its lease. For a reserved resource, and for a request that is not the
+-- first in the queue, blocked_ms is an upper bound. After a grant, others_wait is true if other
+-- requests wait. In that case, the issuer calls lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
     ticket bigint, is_queued boolean, listener bigint,

@@ -228,8 +228,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
     'The SQL expression that fills a pattern from a row of a table.';
 
--- The arguments are the expression of the pattern, and the FROM items of the new and of the old rows
--- of a statement.
+-- The arguments are the expression of the pattern, the FROM items of the new and of the old rows of
+-- a statement, and the column by which Citus has distributed the table.
 --
 -- Most statements write rows of one resource. Therefore the first query compares each row with the
 -- admitted resource of the first row. If all rows match, the second query is skipped. Otherwise the

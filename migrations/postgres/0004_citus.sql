@@ -338,9 +338,10 @@ BEGIN
     -- later call does not repeat the work of an earlier call for the same failover.
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
-    -- after_failover() is safe because the histories are read before the floors are raised above all
-    -- granted tokens. Afterwards, only rows and shards with exactly these histories count as known.
-    -- Each result contains the history of the shard's server, and the other histories of its rows.
+    -- after_failover() is safe because the histories are read before the floors are raised above
+    -- all granted tokens. Afterwards, only rows and shards with exactly these histories count as
+    -- known. Each result contains the history of the shard's server, and the other histories of its
+    -- rows.
     SELECT array_agg(s.shardid), array_agg(split_part(s.result, ',', 1)), string_to_array(string_agg(s.result, ','), ','),
         bool_or(s.result IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shardid)),
         bool_or(NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shardid)),

@@ -602,6 +602,7 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
         browser.click("#leases-search button").await;
         browser.shows("#leases-error", "does not respond").await;
         assert_eq!(number_of_rows(browser, "leases").await, json!(0));
+        assert_eq!(browser.text("#leases-summary").await, "");
         browser.run("window.fetch = window.ask; return null").await;
         browser.click("#leases-search button").await;
         browser

@@ -267,7 +267,8 @@ fn report_break(resource: &Resource, seen: Option<Token>, broken: &Result<bool, 
             events::broken(resource);
             tracing::warn!(resource = resource.as_str(), token, "broke a lease");
         }
-        Ok(false) => {}
+        // A store that is misconfigured has refused the step.
+        Ok(false) | Err(LeaseError::Misconfigured(_)) => {}
         Err(error) => tracing::warn!(
             resource = resource.as_str(),
             token,

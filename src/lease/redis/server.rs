@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use redis::{ErrorKind, FromRedisValue, PushInfo, RedisError, RedisResult, ServerErrorKind};
 use tokio::{
     sync::{Mutex, mpsc, watch},
+    task::AbortHandle,
     time::{Instant, sleep, timeout, timeout_at},
 };
 
@@ -26,8 +27,8 @@ pub(super) struct Server {
 #[derive(Default)]
 struct Connections {
     current: Option<(u64, Connection)>,
-    /// The number of the connection that a task is replacing.
-    replaced: Option<u64>,
+    /// The number of the connection that this task replaces. The task may have ended.
+    replaced: Option<(u64, AbortHandle)>,
 }
 
 /// How many times a command may run.
@@ -118,16 +119,16 @@ impl Server {
         let Some((current, connection)) = all.current.clone() else {
             return;
         };
-        if current != number || all.replaced == Some(number) {
+        let is_replacing =
+            |(replaced, task): &(u64, AbortHandle)| *replaced == number && !task.is_finished();
+        if current != number || all.replaced.as_ref().is_some_and(is_replacing) {
             return;
         }
-        all.replaced = Some(number);
         let server = Arc::clone(self);
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             server.note_nodes_of(connection).await;
             let opened = server.open(None).await;
             let mut all = server.connections.lock().await;
-            all.replaced.take_if(|replaced| *replaced == number);
             // If `find_again` has dropped the old connection in the meantime, the new one may also
             // lead to the demoted master.
             if let (Some(current), Ok(connection)) = (&mut all.current, opened)
@@ -136,6 +137,7 @@ impl Server {
                 *current = server.numbered(connection);
             }
         });
+        all.replaced = Some((number, task.abort_handle()));
     }
 
     /// Returns whether the connection must be replaced, because it is broken, does not respond, or
@@ -176,10 +178,12 @@ impl Server {
     }
 
     /// Makes the next command look up the server again.
-    pub(super) async fn find_again(&self) {
+    pub(super) async fn find_again(self: &Arc<Self>) {
         let dropped = self.connections.lock().await.current.take();
         if let Some((_, connection)) = dropped {
-            self.note_nodes_of(connection).await;
+            let server = Arc::clone(self);
+            // The request does not wait for the answer of the nodes.
+            tokio::spawn(async move { server.note_nodes_of(connection).await });
         }
     }
 
@@ -202,7 +206,9 @@ impl Server {
         &self,
         pushes: mpsc::UnboundedSender<PushInfo>,
     ) -> RedisResult<Connection> {
-        let current = self.connections.lock().await.current.clone();
+        // If a request is connecting at this moment, do not wait for it.
+        let all = self.connections.try_lock().ok();
+        let current = all.and_then(|all| all.current.clone());
         if let Some((_, connection)) = current {
             self.note_nodes_of(connection).await;
         }

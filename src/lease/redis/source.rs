@@ -9,7 +9,7 @@ use redis::{
 };
 use tokio::sync::{Mutex, mpsc};
 
-use super::{connection::Connection, listener::lock};
+use super::connection::{Connection, lock};
 
 /// Servers of a store, to which connections are opened.
 pub(super) struct Source {
@@ -97,7 +97,7 @@ impl Source {
     }
 
     /// Records the nodes that a connection to a cluster has discovered, for later connections. If
-    /// no node answers, the nodes that were recorded earlier are kept.
+    /// no node answers with addresses, the nodes that were recorded earlier are kept.
     pub(super) async fn note_nodes_of(&self, mut connection: Connection) {
         let Servers::Cluster {
             configured,
@@ -107,7 +107,9 @@ impl Source {
         else {
             return;
         };
-        if let (Ok(nodes), Some(like)) = (connection.nodes().await, configured.first()) {
+        if let (Ok(nodes), Some(like)) = (connection.nodes().await, configured.first())
+            && !nodes.is_empty()
+        {
             let nodes = nodes.into_iter().map(|node| with_address(like, node));
             *lock(discovered) = nodes.collect();
         }

@@ -233,13 +233,19 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
 #[tokio::test]
 async fn responses_to_the_handlers_statements_do_not_confirm_commit() {
     let db = Postgres::fresh(1).await;
+    db.execute(
+        "CREATE TABLE slow (n int); \
+         CREATE FUNCTION delay() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END'; \
+         CREATE TRIGGER delay AFTER INSERT ON slow EXECUTE FUNCTION delay()",
+    )
+    .await;
     for fence in [db.fence(), db.reusing_fence()] {
         for copy_fails in [true, false] {
             let mut tx = begin(&fence, 5).await;
             if copy_fails {
                 fail_to_copy(&mut tx).await;
             } else {
-                let copy = tx.copy_in_raw("COPY ledger FROM STDIN").await.unwrap();
+                let copy = tx.copy_in_raw("COPY slow FROM STDIN").await.unwrap();
                 assert!(copy.finish().now_or_never().is_none());
             }
             // The second statement fails at COMMIT.

@@ -54,6 +54,7 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
         return;
       }
       wanted = cursors;
+      if (rows.size === 0) summary.textContent = "";
       notice(failed, error);
     }
     current = null;

@@ -19,8 +19,8 @@ use crate::{failure::Failure, logs};
 /// How long a request may stay in the queue after the server has closed.
 const QUEUE_GRACE: Duration = Duration::from_secs(1);
 
-/// A handle that reports the stage of the shutdown. The handle is cheap to clone. The default handle
-/// is that of a server that never stops.
+/// A handle that reports the stage of the shutdown. The handle is cheap to clone. The default
+/// handle is that of a server that never stops.
 #[derive(Clone, Default)]
 pub struct Stop {
     begun: CancellationToken,

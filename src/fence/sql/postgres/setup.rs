@@ -12,7 +12,7 @@ use crate::fence::sql::{
     migrations::{self, TableState},
 };
 
-/// Statement that detects every reason why a fence cannot be used. It needs no privilege. It reads:
+/// Statement that reads the state of a fence. It needs no privilege. It reads:
 ///
 /// - whether the tables exist, including that of the last migration, and whether the role may use
 ///   their schema;
@@ -20,7 +20,9 @@ use crate::fence::sql::{
 ///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. A trigger
 ///   function counts as a guard only if its owner has privileges on the fence. Otherwise any role
 ///   could make the check fail with a fake guard;
-/// - which tables have policies that hide rows.
+/// - which tables have policies that hide rows;
+/// - for a warning, which roles may write whole rows of the tables. Members of the owner's role do
+///   not count.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
     EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = n.oid AND p.proname = 'try_admit') \

@@ -111,7 +111,10 @@ pub async fn look(
         is_fit &= past_pooler(args, &about, report).await;
     }
     match fence.check().await {
-        Ok(()) => report.ok("tables", "the tables exist, and PUBLIC has no rights"),
+        Ok(()) => report.ok(
+            "tables",
+            "the tables exist, and PUBLIC may execute no function",
+        ),
         Err(error) => {
             let cause = match error {
                 AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => chain(&cause),
