@@ -267,19 +267,12 @@ DECLARE
         END IF;
         SELECT true, r.resource INTO is_unfenced, unfenced
         FROM (SELECT DISTINCT r.resource FROM (%1$s) AS r) AS r WHERE %4$s;$checks$;
+    as_text CONSTANT text := 'CASE WHEN %1$s."%2$s" IS NOT NULL THEN concat(%1$s."%2$s") END';
 BEGIN
     IF column_beside IS NOT NULL THEN
         RETURN format($guard$
 BEGIN
-    IF NOT EXISTS (
-        SELECT FROM pg_class AS c WHERE c.oid = TG_RELID AND pg_get_userbyid(c.relowner) = current_user
-    ) THEN
-        -- The types of the table could run code of its owner with the privileges of this role.
-        RAISE insufficient_privilege USING
-            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' runs with the privileges of ', current_user,
-                ', which does not own the table'),
-            HINT = 'After a change of the owner, call tower_fence.protect() again.';
-    ELSIF TG_OP = 'TRUNCATE' THEN
+    IF TG_OP = 'TRUNCATE' THEN
         RAISE feature_not_supported USING
             MESSAGE = concat('the guard of ', TG_RELID::regclass, ' cannot see which rows a TRUNCATE removes'),
             HINT = 'DELETE the rows after an admission of each resource.';
@@ -289,11 +282,11 @@ BEGIN
         RETURN NULL;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        PERFORM tower_fence.require_admission(TG_RELID, OLD.%1$s);
+        PERFORM tower_fence.require_admission(TG_RELID, %2$s);
     END IF;
     -- No statement on the coordinator can change the column, but a statement on a shard can.
-    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND NEW.%1$s <> OLD.%1$s) THEN
-        PERFORM tower_fence.require_admission(TG_RELID, NEW.%1$s);
+    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND %1$s IS DISTINCT FROM %2$s) THEN
+        PERFORM tower_fence.require_admission(TG_RELID, %1$s);
     END IF;
     RETURN NULL;
 EXCEPTION WHEN undefined_column THEN
@@ -302,7 +295,7 @@ EXCEPTION WHEN undefined_column THEN
             ' names a column that was renamed or dropped: ', SQLERRM),
         HINT = 'Call tower_fence.protect() with the column by which the table is distributed now.';
 END
-$guard$, concat('"', replace(column_beside, '"', '""'), '"'));
+$guard$, format(as_text, 'NEW', replace(column_beside, '"', '""')), format(as_text, 'OLD', replace(column_beside, '"', '""')));
     END IF;
     RETURN format(
         $guard$

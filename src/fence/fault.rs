@@ -242,15 +242,26 @@ impl Failure {
 /// have changed, for example after `ALTER TABLE … ADD COLUMN`, or the session no longer has the
 /// statement, for example after `DEALLOCATE ALL`. On another connection, it is prepared again.
 pub(super) fn is_unprepared(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    // invalid_sql_statement_name
+    code.as_deref() == Some("26000") || routine(error) == Some("RevalidateCachedQuery")
+}
+
+/// Returns whether the statement that the session does not have is one without a name. sqlx sends
+/// such a statement just before it is executed.
+pub(super) fn is_unnamed(error: &sqlx::Error) -> bool {
+    routine(error) == Some("exec_bind_message")
+}
+
+/// Returns the function of Postgres that has reported the error. Unlike the message, its name is
+/// never translated.
+fn routine(error: &sqlx::Error) -> Option<&str> {
     #[cfg(feature = "postgres")]
-    return as_postgres(error).is_some_and(|error| {
-        // invalid_sql_statement_name
-        error.code() == "26000" || error.routine() == Some("RevalidateCachedQuery")
-    });
+    return as_postgres(error)?.routine();
     #[cfg(not(feature = "postgres"))]
     {
         _ = error;
-        false
+        None
     }
 }
 

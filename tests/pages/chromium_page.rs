@@ -263,16 +263,13 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
             "{facts}"
         );
         browser.click("#look-up-reset").await;
+        let is_open = "return document.querySelector('#reset').open";
+        browser.comes_to(is_open).await;
         let text = browser.text("#reset").await;
         assert_contains!(text, "No client writes with a higher token from now on");
         // Unless the condition is checked, no request is sent.
         browser.click("#reset-yes").await;
-        assert_eq!(
-            browser
-                .run("return document.querySelector('#reset').open")
-                .await,
-            true
-        );
+        assert_eq!(browser.run(is_open).await, true);
         browser.click("#reset-condition").await;
         let is_valid = "return document.querySelector('#reset-token').validity.valid";
         browser.fill("#reset-token", "0").await;
