@@ -242,9 +242,12 @@ impl Failure {
 /// have changed, for example after `ALTER TABLE … ADD COLUMN`, or the session no longer has the
 /// statement, for example after `DEALLOCATE ALL`. On another connection, it is prepared again.
 pub(super) fn is_unprepared(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
-    // invalid_sql_statement_name
-    code.as_deref() == Some("26000") || routine(error) == Some("RevalidateCachedQuery")
+    #[cfg(feature = "postgres")]
+    if as_postgres(error).is_some_and(|error| error.code() == "26000") {
+        // invalid_sql_statement_name
+        return true;
+    }
+    routine(error) == Some("RevalidateCachedQuery")
 }
 
 /// Returns whether the statement that the session does not have is one without a name. sqlx sends

@@ -1,7 +1,5 @@
 //! Connection to one server or to a cluster.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use redis::{
     Cmd, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
@@ -132,10 +130,4 @@ impl Connection {
             }
         }
     }
-}
-
-/// Locks a mutex.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while the lock is held.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

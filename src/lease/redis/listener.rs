@@ -15,7 +15,7 @@
 //!    stopped waiting, that process removes the request from the queue.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -28,7 +28,7 @@ use tokio::{
 
 use super::{
     answer::parse_ms,
-    connection::{Connection, lock},
+    connection::Connection,
     list::resource_of_key,
     store::{RedisBackend, Subscriptions},
 };
@@ -166,6 +166,11 @@ impl RedisBackend {
         let outcome = scripts.server().subscribe(subscriber, &channels).await;
         (partition, outcome)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code panics while the lock is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Error for a listening connection that is not open.

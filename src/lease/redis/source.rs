@@ -1,6 +1,9 @@
 //! Source of connections: a standalone server, the master that sentinels report, or a cluster.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
@@ -9,7 +12,7 @@ use redis::{
 };
 use tokio::sync::{Mutex, mpsc};
 
-use super::connection::{Connection, lock};
+use super::connection::Connection;
 
 /// Servers of a store, to which connections are opened.
 pub(super) struct Source {
@@ -111,7 +114,7 @@ impl Source {
             && !nodes.is_empty()
         {
             let nodes = nodes.into_iter().map(|node| with_address(like, node));
-            *lock(discovered) = nodes.collect();
+            *discovered.lock().unwrap_or_else(PoisonError::into_inner) = nodes.collect();
         }
     }
 
@@ -148,7 +151,10 @@ impl Source {
                     builder.build()?.get_async_connection().await
                 };
                 let connected = connect(configured.clone()).await;
-                let discovered = lock(discovered).clone();
+                let discovered = discovered
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone();
                 let connection = match connected {
                     Err(_) if !discovered.is_empty() => connect(discovered).await?,
                     connected => connected?,
