@@ -243,28 +243,14 @@ impl Failure {
 /// statement, for example after `DEALLOCATE ALL`. On another connection, it is prepared again.
 pub(super) fn is_unprepared(error: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
-    if as_postgres(error).is_some_and(|error| error.code() == "26000") {
+    return as_postgres(error).is_some_and(|error| {
         // invalid_sql_statement_name
-        return true;
-    }
-    routine(error) == Some("RevalidateCachedQuery")
-}
-
-/// Returns whether the statement that the session does not have is one without a name. sqlx sends
-/// such a statement just before it is executed.
-pub(super) fn is_unnamed(error: &sqlx::Error) -> bool {
-    routine(error) == Some("exec_bind_message")
-}
-
-/// Returns the function of Postgres that has reported the error. Unlike the message, its name is
-/// never translated.
-fn routine(error: &sqlx::Error) -> Option<&str> {
-    #[cfg(feature = "postgres")]
-    return as_postgres(error)?.routine();
+        error.code() == "26000" || error.routine() == Some("RevalidateCachedQuery")
+    });
     #[cfg(not(feature = "postgres"))]
     {
         _ = error;
-        None
+        false
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
         Fence, FencedTx, TokenUse,
         claims::Claims,
         error::{AdmitError, CommitError},
-        fault::Fault,
+        fault::{Fault, is_unprepared},
         local::QueueKey,
         settings::Limits,
         sql::{
@@ -258,6 +258,12 @@ impl<DB: FenceDatabase> Transaction<DB> {
                     DB::store_response(on, &reserved.id, response).await
                 })
                 .await
+                // The handler has removed the prepared statements of its session, or has ended the
+                // transaction behind a pooler.
+                .map_err(|failure| match is_unprepared(&failure.cause) {
+                    true => failure.with_fault(Fault::Refused),
+                    false => failure,
+                })
                 .map_err(CommitError::before_commit)?;
             if !stored {
                 let gone = "the idempotency record is missing: a statement of the handler has ended the transaction";

@@ -19,7 +19,7 @@ use super::{
 use crate::fence::{
     conn::{self, CheckedOut, Connections, Origin},
     error::CommitError,
-    fault::{Failure, Fault, is_unnamed, is_unprepared},
+    fault::{Failure, Fault, is_unprepared},
     local::Permit,
     settings::Limits,
     sql::{Begin, Committed, On, ReservedKey, TransactionId, TransactionManager, Transactions},
@@ -220,13 +220,9 @@ impl<DB: Transactions> Transaction<DB> {
         let outcome = response(within, statements(on)).await;
         outcome.map_err(|failure| {
             if is_unprepared(&failure.cause) {
+                // The statement can be repeated on another connection.
                 self.phase = Phase::Broken;
-                // The statement can be repeated on another connection, unless the transaction has
-                // ended and a pooler has continued on another connection to the server.
-                return match is_unnamed(&failure.cause) {
-                    true => failure,
-                    false => failure.with_fault(Fault::Collision),
-                };
+                return failure.with_fault(Fault::Collision);
             }
             if breaks_connection(&failure, &self.connections) {
                 self.phase = Phase::Broken;
