@@ -9,12 +9,17 @@ use axum::{
 };
 use http::HeaderMap;
 use serde::Deserialize;
+use tracing::Instrument;
 
 use super::{
     request::{ResourcePath, body_bytes, invalid},
     response::{self, Rejection},
 };
-use crate::{lease::LeaseAdmin, wire::BreakBody};
+use crate::{
+    lease::{LeaseAdmin, LeaseError},
+    token::Token,
+    wire::BreakBody,
+};
 
 /// Range of `limit`, the maximum number of leases in a page.
 pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
@@ -59,7 +64,21 @@ pub(super) async fn break_lease<L: LeaseAdmin>(
     body: Body,
 ) -> Result<Response, Rejection> {
     let body = BreakBody::read(&body_bytes(&headers, body).await?)?;
-    let broken = leases.break_lease(&resource, body.token).await;
+    let subject = resource.clone();
+    let breaking = async move {
+        let broken = leases.break_lease(&subject, body.token).await;
+        if let Ok(true) = broken {
+            tracing::warn!(
+                resource = subject.as_str(),
+                token = body.token.map(Token::get),
+                "broke a lease"
+            );
+        }
+        broken
+    };
+    // The lease may be broken even if the client disconnects. The task logs it nevertheless.
+    let task = tokio::spawn(breaking.in_current_span()).await;
+    let broken = task.unwrap_or_else(|stopped| Err(LeaseError::unavailable(stopped)));
     match broken.map_err(|error| response::failed(error, Some(&resource)))? {
         true => Ok(response::released()),
         false => Err(response::not_held(&resource)),

@@ -174,9 +174,9 @@ async fn log_names_the_operator_of_each_change() {
         (
             changes[0],
             r#" user="anna\nWARN \u{1b}[0m"}"#,
-            "broke a lease",
+            "broke a lease from the console",
         ),
-        (changes[1], "}", "broke a lease"),
+        (changes[1], "}", "broke a lease from the console"),
         (changes[2], r#" user="bert"}"#, "the fence was reset"),
         (changes[3], "}", "broke a lease"),
     ] {

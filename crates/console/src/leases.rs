@@ -10,6 +10,7 @@ use axum::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::{
     Console,
@@ -129,7 +130,24 @@ pub(super) async fn break_lease<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Json(Break { resource, token }): Json<Break>,
 ) -> Result<Response, Rejection> {
-    match console.leases.break_lease(&resource, Some(token)).await? {
+    let subject = resource.clone();
+    let breaking = async move {
+        let broken = console.leases.break_lease(&subject, Some(token)).await;
+        let (resource, token) = (subject.as_str(), token.get());
+        match &broken {
+            Ok(true) => tracing::warn!(resource, token, "broke a lease from the console"),
+            Err(LeaseError::Unavailable(_)) => tracing::warn!(
+                resource,
+                token,
+                "a lease may have been broken from the console: the store has not confirmed it"
+            ),
+            _ => {}
+        }
+        broken
+    };
+    // The lease may be broken even if the operator disconnects. The task logs it nevertheless.
+    let task = tokio::spawn(breaking.in_current_span()).await;
+    match task.unwrap_or_else(|stopped| Err(LeaseError::unavailable(stopped)))? {
         true => Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response()),
         false => Err(LeaseError::Lost { resource }.into()),
     }

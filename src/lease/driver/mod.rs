@@ -9,7 +9,6 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use derive_where::derive_where;
 use tokio::time::{Instant, sleep};
-use tracing::Instrument;
 
 #[cfg(feature = "testing")]
 pub(super) use self::queue::LONGEST_SLEEP;
@@ -231,15 +230,12 @@ impl<B: Backend> LeaseAdmin for Driver<B> {
         resource: &Resource,
         seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
-        let (store, resource) = (Arc::clone(&self.store), resource.clone());
-        let breaking = async move {
-            let broken = store.end(&resource, &End::Break(seen)).await;
-            report_break(&resource, seen, &broken);
-            broken
-        };
-        // The lease may be broken even if the caller is dropped. The task reports it nevertheless.
-        let task = tokio::spawn(breaking.in_current_span());
-        task.await.map_err(LeaseError::unavailable)?
+        let broken = self.store.end(resource, &End::Break(seen)).await?;
+        if broken {
+            metrics::count("tower_fence_leases_broken_total");
+            events::broken(resource);
+        }
+        Ok(broken)
     }
 }
 
@@ -255,26 +251,6 @@ impl<B: Backend> Store<B> {
             Reply::Lost => Ok(false),
             other => Err(unexpected(&other)),
         }
-    }
-}
-
-/// Reports that an operator has broken a lease, or may have broken it.
-fn report_break(resource: &Resource, seen: Option<Token>, broken: &Result<bool, LeaseError>) {
-    let token = seen.map(Token::get);
-    match broken {
-        Ok(true) => {
-            metrics::count("tower_fence_leases_broken_total");
-            events::broken(resource);
-            tracing::warn!(resource = resource.as_str(), token, "broke a lease");
-        }
-        // A store that is misconfigured has refused the step.
-        Ok(false) | Err(LeaseError::Misconfigured(_)) => {}
-        Err(error) => tracing::warn!(
-            resource = resource.as_str(),
-            token,
-            error = Chain(error).to_string(),
-            "a lease may have been broken: the store has not confirmed it"
-        ),
     }
 }
 
