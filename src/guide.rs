@@ -32,6 +32,8 @@ pub mod queue_consumers {}
 pub mod protected_tables {}
 #[doc = include_str!("docs/guide/tenants.md")]
 pub mod tenants {}
+#[doc = include_str!("docs/guide/clients.md")]
+pub mod clients {}
 #[doc = include_str!("docs/guide/other-languages.md")]
 pub mod other_languages {}
 #[doc = include_str!("docs/guide/leases-in-sql.md")]
@@ -44,6 +46,10 @@ pub mod generated_clients {}
 pub mod graphql_and_grpc {}
 #[doc = include_str!("docs/guide/cors.md")]
 pub mod cors {}
+#[doc = include_str!("docs/guide/failover.md")]
+pub mod failover {}
+#[doc = include_str!("docs/guide/citus.md")]
+pub mod citus {}
 #[doc = include_str!("docs/guide/migration-tools.md")]
 pub mod migration_tools {}
 #[doc = include_str!("docs/guide/testing.md")]

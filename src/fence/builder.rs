@@ -182,8 +182,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Default: yes. The setting has an effect only when `migrate` creates the tables.
     ///
     /// From the timeline, the fence detects that a standby was promoted or that the server was
-    /// restored. Some [managed databases](crate::deployment#managed-databases) hide the timeline,
-    /// or keep it when they are restored. There, the fence detects no failover: call
+    /// restored. Some [managed databases](crate::guide::failover#managed-databases) hide the
+    /// timeline, or keep it when they are restored. There, the fence detects no failover: call
     /// [`Fence::after_failover`] after each promotion and each restore, before any client writes.
     /// Otherwise a confirmed write can be lost.
     pub const fn failover_detection(mut self, yes: bool) -> Self {

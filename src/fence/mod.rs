@@ -48,7 +48,7 @@
 //!   that opened it ends, even while another runtime runs a COMMIT on it.
 //! - The database determines the durability, on [Postgres](crate::deployment#tables-and-schema) and
 //!   on [SQLite](crate::deployment#sqlite). After a
-//!   [failover](crate::deployment#when-the-database-fails-over), all earlier tokens are stale.
+//!   [failover](crate::guide::failover), all earlier tokens are stale.
 //! - [`Fence::maintain`] removes the rows of [resources that are no longer
 //!   used](crate::deployment#resources-that-are-no-longer-used), and expired idempotency keys.
 //! - A token that is far too high [blocks its

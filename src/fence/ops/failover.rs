@@ -5,8 +5,8 @@
 //!    tokens of the resource stale.
 //! 2. An operator reports every other failover (`after_failover`), before any client writes.
 //!
-//! [`deployment`](crate::deployment#why-earlier-tokens-become-stale) describes why the fence makes
-//! all earlier tokens stale, how it notices a failover, and which failovers an operator must
+//! [The guide](crate::guide::failover#why-earlier-tokens-become-stale) describes why the fence
+//! makes all earlier tokens stale, how it notices a failover, and which failovers an operator must
 //! report.
 
 use std::pin::Pin;
@@ -43,7 +43,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// must acquire their leases again and read their data again.
     ///
     /// Without this call, even writes that are confirmed *afterwards* [can be
-    /// lost](crate::deployment#why-earlier-tokens-become-stale).
+    /// lost](crate::guide::failover#why-earlier-tokens-become-stale).
     ///
     /// On Postgres, the fence makes these tokens stale automatically if the timeline of the WAL
     /// shows that the server was promoted or restored from its archive; see

@@ -28,7 +28,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. Use the same loop if a
     /// lease outside of this database may be held for 90 days without a write, and also call
     /// [`remove_idle_below`](Self::remove_idle_below) in it, with the tokens of the held leases. A
-    /// [distributed fence](crate::deployment#not-available-on-a-distributed-fence) keeps the rows
+    /// [distributed fence](crate::guide::citus#not-available-on-a-distributed-fence) keeps the rows
     /// of resources, so only keys are removed.
     ///
     /// The metric `tower_fence_removed_total` counts the rows that successful removals have
