@@ -50,7 +50,8 @@ CREATE TABLE tower_fence.listeners (
 );
 COMMENT ON TABLE tower_fence.listeners IS
     'The sessions in which issuers receive notifications. The number of a listener is random, and is part of the name '
-    'of its channel. A role that cannot read this table can neither listen on the channel nor flood it.';
+    'of its channel. A role that can read neither this table nor the statements of other sessions can neither listen on '
+    'the channel nor flood it.';
 
 CREATE TABLE tower_fence.waiters (
     resource text COLLATE "C" NOT NULL,

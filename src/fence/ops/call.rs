@@ -53,7 +53,7 @@ impl Calls for Fence<Postgres> {
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
             let _permit = permit.map_err(|_| AdmitError::from(Failure::in_use()))?;
             let left = until.saturating_duration_since(Instant::now());
-            let called = self.attempt(&call, left).await;
+            let called = self.attempt(&call, in_steps(left)).await;
             if !matches!(&called, Err(AdmitError::Busy(cause)) if is_locked(cause)) {
                 self.queues.unblock(&queue);
             }
@@ -73,6 +73,14 @@ impl Calls for Fence<Postgres> {
     fn answer_timeout(&self) -> Duration {
         self.limits.answer_timeout
     }
+}
+
+/// Rounds a timeout up to a multiple of 100 ms. Without a prepared statement, the timeout is part of
+/// the text of a statement, and `pg_stat_statements` stores each text.
+fn in_steps(timeout: Duration) -> Duration {
+    const STEP: Duration = Duration::from_millis(100);
+    let steps = timeout.as_nanos().div_ceil(STEP.as_nanos());
+    STEP.saturating_mul(steps.try_into().unwrap_or(u32::MAX))
 }
 
 /// Maximum time that a call waits for a lock before it waits in the queue instead.

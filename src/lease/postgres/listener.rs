@@ -2,9 +2,9 @@
 //! addition to the pool.
 //!
 //! 1. The session of the connection is registered in `tower_fence.listeners`, under a random number
-//!    that is part of the channel's name. A role that cannot read the table cannot determine the
-//!    channel, and therefore cannot flood it. When the session has ended, all waiters with its
-//!    number are skipped.
+//!    that is part of the channel's name. A role that can read neither the table nor the statements
+//!    of other sessions cannot determine the channel, and therefore cannot flood it. When the
+//!    session has ended, all waiters with its number are skipped.
 //! 2. While requests wait, the process checks every two seconds, on a connection of the pool, which
 //!    of their resources are free. The check also sends a notification to the listener. The process
 //!    thereby detects if the process of the first waiter has terminated or is frozen, or if the
@@ -79,7 +79,9 @@ impl Listener<'_> {
         let mut connection = PgListener::connect_with(&pool).await?;
         connection.eager_reconnect(false);
         let number: i64 = rand::random();
-        let register = format!("SELECT {prefix}lease_listen({number})");
+        // A session that only receives notifications is idle.
+        let register =
+            format!("SET idle_session_timeout = 0; SELECT {prefix}lease_listen({number})");
         connection.execute(AssertSqlSafe(register)).await?;
         connection
             .listen(&format!("tower_fence_{number:x}"))

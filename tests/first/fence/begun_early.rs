@@ -4,9 +4,13 @@
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection, Postgres};
-use tower_fence::{Resource, Token, TokenUse};
+use tower_fence::{Fence, Resource, Token, TokenUse};
 
-use crate::support::{PATIENCE, database::TestDatabase, eventually};
+use crate::support::{
+    PATIENCE,
+    database::{TestDatabase, pool_of},
+    eventually,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_early_transaction_leaves_no_lock() {
@@ -71,5 +75,38 @@ async fn early_transaction_has_the_limits_of_its_fence() {
         let limit: String = limit.fetch_one(&mut *tx).await.unwrap();
         assert_eq!(limit, "12s");
         tx.commit().await.unwrap();
+    }
+}
+
+/// The timer of a `transaction_timeout` starts with the transaction, before the fence sets its own
+/// timeouts. Both ways to set them are used: in the admission and, under the key, before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn timeout_of_the_database_does_not_apply_to_transactions_of_the_fence() {
+    let db = Postgres::fresh(1).await;
+    let version = "SELECT current_setting('server_version_num')::bigint";
+    // Earlier versions do not have this setting.
+    if db.number(version).await >= 170_000 {
+        db.execute(
+            "DO $$ BEGIN EXECUTE format( \
+                 'ALTER DATABASE %I SET transaction_timeout = 1000', current_database() \
+             ); END $$",
+        )
+        .await;
+    }
+    for (n, reuse) in [false, true].into_iter().enumerate() {
+        let pool = pool_of(&db.url, 1).await;
+        let fence = Fence::<Postgres>::builder()
+            .reuse_connections(reuse)
+            .build(pool);
+        let resource = Resource::new("r").unwrap();
+        for token in 1..=3 {
+            let token = Token::new(10 * n as i64 + token).unwrap();
+            let mut tx = fence
+                .begin(&resource, token, TokenUse::SingleUse)
+                .await
+                .unwrap();
+            Postgres::run(&mut tx, "SELECT pg_sleep(1.2)").await;
+            tx.commit().await.unwrap();
+        }
     }
 }

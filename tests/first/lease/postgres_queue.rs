@@ -323,6 +323,28 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
     granted(waiting).await;
 }
 
+/// A session that only receives notifications counts as idle. If the session ended, the order of
+/// the waiters would be lost.
+#[tokio::test]
+async fn idle_session_timeout_does_not_end_the_listening_session() {
+    let db = Postgres::fresh(4).await;
+    db.execute(
+        "DO $$ BEGIN EXECUTE format( \
+             'ALTER DATABASE %I SET idle_session_timeout = 400', current_database() \
+         ); END $$",
+    )
+    .await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    let listener = "SELECT listener FROM tower_fence.waiters";
+    let before = db.number(listener).await;
+    sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(db.number(listener).await, before);
+    leases.release(&sku(), &first.id).await.unwrap();
+    granted(waiting).await;
+}
+
 #[tokio::test]
 async fn lost_connection_is_reopened() {
     let db = Postgres::fresh(4).await;

@@ -249,6 +249,9 @@ impl Settings {
 
 /// Returns an SQL expression that sets the timeouts of the transaction, and that is never NULL. Its
 /// placeholders have the order of the fields of [`Settings`].
+///
+/// If the role or the database has a `transaction_timeout`, its timer has started with the
+/// transaction. A new value changes this timer only after 0 has stopped it.
 macro_rules! set_timeouts {
     ($lock:literal, $statement:literal, $idle:literal, $transaction:literal) => {
         concat!(
@@ -260,7 +263,8 @@ macro_rules! set_timeouts {
             $idle,
             ", true) || CASE WHEN ",
             $transaction,
-            " <> '' THEN pg_catalog.set_config('transaction_timeout', ",
+            " <> '' THEN pg_catalog.set_config('transaction_timeout', '0', true) || \
+             pg_catalog.set_config('transaction_timeout', ",
             $transaction,
             ", true) ELSE '' END"
         )
@@ -297,7 +301,7 @@ fn begin_with_limits(version: Option<u32>, limits: Limits) -> String {
         settings.idle_ms,
     );
     if !settings.transaction_ms.is_empty() {
-        sql.push_str("; SET LOCAL transaction_timeout = ");
+        sql.push_str("; SET LOCAL transaction_timeout = 0; SET LOCAL transaction_timeout = ");
         sql.push_str(&settings.transaction_ms);
     }
     if limits.transaction_pooling {
@@ -321,7 +325,7 @@ mod tests {
         let whole_ms = limits.transaction_timeout().as_millis() + 1_000;
         let timeout = |version| {
             let sql = begin_with_limits(version, limits);
-            let set = sql.split_once("transaction_timeout = ")?.1;
+            let set = sql.rsplit_once("transaction_timeout = ")?.1;
             set.split(';').next()?.parse::<u128>().ok()
         };
         assert_eq!(timeout(Some(17_00_04)), Some(whole_ms));
