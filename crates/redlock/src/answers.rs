@@ -4,7 +4,7 @@ use std::{collections::HashMap, hash::Hash};
 
 use tower_fence::lease::LeaseError;
 
-use super::answer::{Answer, Taken};
+use super::answer::{Answer, Counter, Taken};
 
 /// Replies of the nodes to one call.
 pub(crate) struct Answers {
@@ -27,12 +27,16 @@ impl Answers {
         }
     }
 
+    /// Returns the smallest number of nodes that is more than half of all nodes.
+    pub(crate) const fn majority(&self) -> usize {
+        majority_of(self.nodes)
+    }
+
     /// Returns the minimum number of replying nodes that must have a lease so that a majority has
     /// it, assuming that every node without a reply has it as well.
     pub(crate) fn needed(&self) -> usize {
-        let majority = self.nodes / 2 + 1;
         let silent = self.nodes - self.given.len();
-        majority.saturating_sub(silent).max(1)
+        self.majority().saturating_sub(silent).max(1)
     }
 
     /// Returns the replies in a quorum of `nodes` nodes.
@@ -64,9 +68,19 @@ impl Answers {
     }
 
     /// Returns the value that is the same in the replies of a majority of all nodes.
-    pub(crate) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
+    pub(crate) fn agreed<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
         let (value, count) = self.most(of)?;
-        (count > self.nodes / 2).then_some(value)
+        (count >= self.majority()).then_some(value)
+    }
+
+    /// Returns the count that a majority of all nodes has reached, given the counters in these
+    /// replies. A token with a count that only a minority has reached was never granted, and the
+    /// next call may not reach the nodes of that minority.
+    pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
+        let usable = counters.filter(|counter| counter.usable);
+        let mut counted: Vec<_> = usable.map(Counter::counted).collect();
+        counted.sort_unstable_by(|one, other| other.cmp(one));
+        counted.get(self.majority() - 1).copied()
     }
 
     /// Returns the reply of a node.
@@ -82,12 +96,12 @@ impl Answers {
     /// Returns whether so many replies match `is` that all other nodes together, including those
     /// without a reply, are not a majority.
     pub(crate) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
-        self.nodes - self.count(is) <= self.nodes / 2
+        self.nodes - self.count(is) < self.majority()
     }
 
     /// Returns whether a majority has replied.
     pub(crate) fn are_enough(&self) -> bool {
-        self.given.len() > self.nodes / 2
+        self.given.len() >= self.majority()
     }
 
     /// Returns the keys that were taken, each with the index of its node.
@@ -104,18 +118,23 @@ impl Answers {
     pub(crate) fn no_majority(self) -> LeaseError {
         let is_permanent = |error: &&LeaseError| matches!(error, LeaseError::Misconfigured(_));
         let permanent = self.errors.iter().filter(is_permanent).count();
-        let is_unfit = self.nodes - permanent <= self.nodes / 2;
+        let is_permanent_failure = self.nodes - permanent < self.majority();
         let first = self.errors.iter().find(|error| is_permanent(error));
         let error = NoMajority {
             answered: self.given.len(),
             nodes: self.nodes,
             source: first.or(self.errors.first()).cloned(),
         };
-        match is_unfit {
+        match is_permanent_failure {
             true => LeaseError::misconfigured(error),
             false => LeaseError::unavailable(error),
         }
     }
+}
+
+/// Returns the smallest number of nodes that is more than half of them.
+pub(crate) const fn majority_of(nodes: usize) -> usize {
+    nodes / 2 + 1
 }
 
 /// Error for a call to which too few nodes have replied, or on which they do not agree.
@@ -142,9 +161,30 @@ mod tests {
                 vec![Answer::Refused; refused_on],
             ];
             let answers = Answers::of(5, given.concat());
-            assert_eq!(answers.majority(sealed).is_some(), sealed_on >= 3);
+            assert_eq!(answers.agreed(sealed).is_some(), sealed_on >= 3);
             assert_eq!(answers.prevents(is_sealed), sealed_on >= 3);
             assert_eq!(answers.are_enough(), sealed_on + refused_on >= 3);
         }
+    }
+
+    #[test]
+    fn counter_of_a_minority_is_ignored() {
+        let counter = |usable, n| Counter {
+            usable,
+            epoch: 2,
+            n,
+        };
+        let counted = |nodes, counters: &[Counter]| {
+            let answers = Answers::new(nodes);
+            answers.counted(counters.iter().copied())
+        };
+        let counters = [9, 3, 7, 5, 1].map(|n| counter(true, n));
+        assert_eq!(counted(5, &counters), Some((2, 5)));
+        assert_eq!(counted(5, &counters[..3]), Some((2, 3)));
+        assert_eq!(counted(3, &counters[..3]), Some((2, 7)));
+        assert_eq!(counted(5, &counters[..2]), None);
+        let blank = [counter(true, 9), counter(true, 3), counter(false, 7)];
+        assert_eq!(counted(3, &blank), Some((2, 3)));
+        assert_eq!(counted(5, &blank), None);
     }
 }

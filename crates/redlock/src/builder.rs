@@ -13,9 +13,6 @@ use super::{QuorumBackend, QuorumLeases, nodes::Nodes};
 /// Maximum number of nodes. Each grant sends a request to all of them.
 const MAX_NODES: usize = 15;
 
-/// Longest timeout of a node. It can be added to any `Instant`.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
 /// Builder of [`QuorumLeases`], with its settings.
 pub struct QuorumLeasesBuilder {
     epochs: Arc<dyn Epochs>,
@@ -54,10 +51,7 @@ impl QuorumLeasesBuilder {
     /// node. A connection that takes longer is opened in the background, for at most one second.
     #[must_use]
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
-        self.node_timeout = match timeout.as_secs() < LONGEST_TIMEOUT.as_secs() {
-            true => timeout,
-            false => LONGEST_TIMEOUT,
-        };
+        self.node_timeout = timeout;
         self
     }
 

@@ -2,7 +2,7 @@
 
 use tower_fence::{Token, epochs::Epoch};
 
-use super::{answer::Answer, answers::Answers, nodes::Nodes, scripts::Choice};
+use super::{answer::Answer, answers::Answers, scripts::Choice};
 
 /// Purpose of a token.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +37,10 @@ pub(crate) enum Next {
 /// 4. Otherwise, a token above all counters, the proposal and the tokens of the lease is sealed. If
 ///    the epoch has no number left, an epoch must begin. If the lease has the highest possible
 ///    token, the step fails.
-pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
+pub(crate) fn choose(answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
     let taken = answers.taken();
     let is_grant = matches!(wish, Wish::Grant(_));
-    let sealed = answers.majority(|answer| match answer {
+    let sealed = answers.agreed(|answer| match answer {
         Answer::Taken(taken) if taken.is_sealed && is_grant => taken.token,
         _ => None,
     });
@@ -57,12 +57,12 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
     if !counters().all(|counter| counter.usable) || highest < seen {
         return needs_epoch;
     }
-    let stored = answers.majority(|answer| match answer {
+    let stored = answers.agreed(|answer| match answer {
         Answer::Taken(taken) if is_grant => taken.token,
         _ => None,
     });
     if let Some(token) = stored
-        && let Some(counted) = nodes.counted(counters())
+        && let Some(counted) = answers.counted(counters())
         && token.get() / Epoch::SIZE >= highest.0
     {
         // The request is repeated. This token was granted to it before, in the current epoch.
@@ -94,17 +94,8 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use redis::Client;
-
     use super::super::answer::{Counter, Stamp, Taken};
     use super::*;
-
-    fn nodes() -> Nodes {
-        let clients = ["redis://a", "redis://b", "redis://c"].map(|url| Client::open(url).unwrap());
-        Nodes::new(clients.into(), Duration::from_secs(1), "tower-fence")
-    }
 
     /// Returns the reply of a node that has counted to `n` in epoch 2, with this token.
     fn taken(n: i64, token: Option<i64>, is_sealed: bool) -> Answer {
@@ -128,7 +119,7 @@ mod tests {
 
     fn chosen(answers: &[Answer], seen: (i64, i64), proposal: Option<(i64, i64)>) -> Next {
         let answers = Answers::of(3, answers.to_vec());
-        choose(&nodes(), &answers, seen, Wish::Grant(proposal))
+        choose(&answers, seen, Wish::Grant(proposal))
     }
 
     fn token(n: i64) -> Token {
@@ -199,7 +190,7 @@ mod tests {
         );
         let another = |least: Option<i64>| {
             let wish = Wish::Another(least.map(token));
-            choose(&nodes(), &answers, (0, 0), wish)
+            choose(&answers, (0, 0), wish)
         };
         for (least, expected) in [(None, 21), (Some(7), 21), (Some(40), 40)] {
             let choice = Choice {

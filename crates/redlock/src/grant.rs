@@ -18,7 +18,7 @@ use super::{
     QuorumBackend,
     answer::{Answer, Taken, unexpected},
     answers::Answers,
-    attempt::{Attempt, Grant},
+    attempt::{Attempt, Attempts, Grant},
     choice::{Next, Wish, choose},
     scripts::{Choice, Subject},
 };
@@ -52,45 +52,50 @@ impl QuorumBackend {
         ask: &Ask,
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
-        let subject = Subject::new(resource, &ask.lease, seen);
-        self.nodes.admit(subject.source()).await?;
-        let attempt = self.attempts.next(ask.ticket);
-        let mut sets_keys = true;
-        let outcome = self.attempt(&subject, ask, attempt, seen, &mut sets_keys);
-        let outcome = outcome.await;
+        let (nodes, subject) = (&self.nodes, Subject::new(resource, &ask.lease, seen));
+        nodes.admit(subject.source()).await?;
+        let (attempt, proposal) = (self.attempts.next(ask.ticket), proposal(seen));
+        let began = Instant::now();
+        let take = |_| Some(nodes.scripts().take(&subject, ask, attempt, proposal));
+        let outcome = match nodes.ask(subject.source(), take).await {
+            // Another lease blocks the key on each node, so no key was set.
+            Ok(answers) if answers.count(is_held) == answers.asked => {
+                return refusal(&self.attempts, answers);
+            }
+            Ok(answers) => {
+                self.grant(&subject, ask, attempt, seen, answers, began)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
         if matches!(outcome, Err(LeaseError::Misconfigured(_))) {
-            self.nodes.note_refusal();
+            nodes.note_refusal();
         }
-        if sets_keys && !matches!(outcome, Ok(Reply::Granted(_))) {
+        if !matches!(outcome, Ok(Reply::Granted(_))) {
             // If a node is unreachable, the key expires there.
             let _ = self.undo(&subject, attempt).await;
         }
         outcome
     }
 
-    /// Makes the attempt. Sets `sets_keys` to false if no node can have set its key.
-    async fn attempt(
+    /// Grants the lease if the attempt has taken the key on a majority of the nodes. `answers` are
+    /// the replies of the nodes, and the TTL has begun at `began`.
+    async fn grant(
         &self,
         subject: &Subject<'_>,
         ask: &Ask,
         attempt: Attempt,
         seen: Seen<'_>,
-        sets_keys: &mut bool,
+        answers: Answers,
+        began: Instant,
     ) -> Result<Reply, LeaseError> {
-        let (nodes, began) = (&self.nodes, Instant::now());
-        let proposal = proposal(seen);
-        let take = |_| Some(nodes.scripts().take(subject, ask, attempt, proposal));
-        let answers = nodes.ask(subject.source(), take).await?;
         let taken = answers.taken();
-        nodes.check_twins(&taken)?;
-        if taken.len() < nodes.majority() {
-            // A node without a reply may have set its key.
-            let held = answers.count(|answer| matches!(answer, Answer::Held { .. }));
-            *sets_keys = held < answers.asked;
-            return self.refusal(answers);
+        self.nodes.check_twins(&taken)?;
+        if taken.len() < answers.majority() {
+            return refusal(&self.attempts, answers);
         }
-        let seen = (seen.epoch, seen.n);
-        let (token, counted) = match choose(nodes, &answers, seen, Wish::Grant(proposal)) {
+        let wish = Wish::Grant(proposal(seen));
+        let (token, counted) = match choose(&answers, (seen.epoch, seen.n), wish) {
             Next::Granted { token, counted } => (token, counted),
             Next::NeedsEpoch(epoch) => return Ok(needs_epoch(epoch, &taken)),
             Next::Exhausted => return Ok(Reply::Exhausted(Token::MAX.get())),
@@ -124,48 +129,12 @@ impl QuorumBackend {
             Some(scripts.seal(subject, attempt, stamp, choice, replaced))
         };
         let answers = nodes.ask(subject.source(), seal).await?;
-        if answers.count(|answer| matches!(answer, Answer::Sealed)) >= nodes.majority() {
+        if answers.count(|answer| matches!(answer, Answer::Sealed)) >= answers.majority() {
             return Ok(None);
         }
         match answers.are_enough() {
             // A newer attempt has taken the key, or some nodes have lost the key.
             true => Ok(Some(Reply::Again)),
-            false => Err(answers.no_majority()),
-        }
-    }
-
-    /// Returns the reply to a step that could not take the key on a majority of the nodes.
-    pub(crate) fn refusal(&self, answers: Answers) -> Result<Reply, LeaseError> {
-        let older = answers.given.iter().filter_map(|(_, answer)| match answer {
-            Answer::Older { number } => Some(*number),
-            _ => None,
-        });
-        if let Some(number) = older.max() {
-            self.attempts.saw(number);
-            return Ok(Reply::Again);
-        }
-        if answers.prevents(|answer| matches!(answer, Answer::Lost)) {
-            return Ok(Reply::Lost);
-        }
-        let held = |answer: &Answer| match answer {
-            Answer::Held { left, lease } => Some((*left, lease.clone())),
-            _ => None,
-        };
-        let is_held = answers.majority(|answer| held(answer).map(|(_, lease)| lease));
-        if is_held.is_some() {
-            let times = answers.given.iter();
-            let times = times.map(|(_, answer)| held(answer).map_or(Duration::ZERO, |held| held.0));
-            let mut times: Vec<Duration> = times.collect();
-            times.sort_unstable();
-            // After this time, the key is free on a majority of the nodes.
-            let left = times.get(self.nodes.majority() - 1).or(times.last());
-            return Ok(Reply::Held {
-                left: left.copied().unwrap_or_default(),
-            });
-        }
-        // Concurrent requests have each taken the key on some of the nodes.
-        match answers.are_enough() && answers.count(|answer| held(answer).is_some()) > 0 {
-            true => Ok(Reply::Again),
             false => Err(answers.no_majority()),
         }
     }
@@ -187,7 +156,49 @@ impl QuorumBackend {
         };
         let answers = self.nodes.ask(subject.source(), begin).await?;
         let begun = answers.count(|answer| matches!(answer, Answer::Begun));
-        Ok(begun >= self.nodes.majority())
+        Ok(begun >= answers.majority())
+    }
+}
+
+fn is_held(answer: &Answer) -> bool {
+    matches!(answer, Answer::Held { .. })
+}
+
+/// Returns the reply to a step that could not take the key on a majority of the nodes. If a node
+/// has reported a newer attempt, the next number of `attempts` is above it.
+pub(crate) fn refusal(attempts: &Attempts, answers: Answers) -> Result<Reply, LeaseError> {
+    let older = answers.given.iter().filter_map(|(_, answer)| match answer {
+        Answer::Older { number } => Some(*number),
+        _ => None,
+    });
+    if let Some(number) = older.max() {
+        attempts.saw(number);
+        return Ok(Reply::Again);
+    }
+    if answers.prevents(|answer| matches!(answer, Answer::Lost)) {
+        return Ok(Reply::Lost);
+    }
+    let holder = answers.agreed(|answer| match answer {
+        Answer::Held { lease, .. } => Some(lease.clone()),
+        _ => None,
+    });
+    if holder.is_some() {
+        let times = answers.given.iter().map(|(_, answer)| match answer {
+            Answer::Held { left, .. } => *left,
+            _ => Duration::ZERO,
+        });
+        let mut times: Vec<Duration> = times.collect();
+        times.sort_unstable();
+        // After this time, the key is free on a majority of the nodes.
+        let left = times.get(answers.majority() - 1).or(times.last());
+        return Ok(Reply::Held {
+            left: left.copied().unwrap_or_default(),
+        });
+    }
+    // Concurrent requests have each taken the key on some of the nodes.
+    match answers.are_enough() && answers.count(is_held) > 0 {
+        true => Ok(Reply::Again),
+        false => Err(answers.no_majority()),
     }
 }
 
@@ -224,15 +235,7 @@ struct TooLate;
 
 #[cfg(test)]
 mod tests {
-    use redis::Client;
-
-    use super::{super::nodes::Nodes, *};
-
-    fn backend() -> QuorumBackend {
-        let clients = ["redis://a", "redis://b", "redis://c"].map(|url| Client::open(url).unwrap());
-        let nodes = Nodes::new(clients.into(), Duration::from_secs(1), "tower-fence");
-        QuorumBackend::new(nodes)
-    }
+    use super::*;
 
     #[test]
     fn refusal_reports_a_holder_with_a_majority() {
@@ -240,12 +243,13 @@ mod tests {
             left: Duration::from_secs(seconds),
             lease: lease.into(),
         };
-        let refused = |given: Vec<Answer>| match backend().refusal(Answers::of(3, given)) {
-            Ok(Reply::Held { left }) => Some(left.as_secs()),
-            Ok(Reply::Again) => Some(0),
-            Ok(other) => panic!("{other:?}"),
-            Err(_) => None,
-        };
+        let refused =
+            |given: Vec<Answer>| match refusal(&Attempts::default(), Answers::of(3, given)) {
+                Ok(Reply::Held { left }) => Some(left.as_secs()),
+                Ok(Reply::Again) => Some(0),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => None,
+            };
         // Two of three nodes are free after 3 s.
         let one = vec![held(5, "one"), held(1, "one"), held(3, "one")];
         assert_eq!(refused(one), Some(3));

@@ -47,6 +47,7 @@ mod node;
 mod nodes;
 mod renew;
 mod scripts;
+mod server;
 
 pub use self::{
     backend::{QuorumBackend, QuorumLeases},

@@ -113,9 +113,9 @@ async fn scan<'a>(node: &Node, begin: &str, mut names: Names<'a>) -> Result<Name
             .arg("COUNT")
             .arg(SCAN_SIZE);
         let call = |mut connection| async move { command.query_async(&mut connection).await };
-        let scanned = node.command(call).await;
+        let scanned = node.server.command(call).await;
         let ((cursor, keys), _): ((u64, Vec<Vec<u8>>), _) =
-            scanned.map_err(|error| node.unavailable(error))?;
+            scanned.map_err(|error| node.server.lease_error(error))?;
         let resources = keys
             .into_iter()
             .filter_map(|key| resource_of_key(begin, key));

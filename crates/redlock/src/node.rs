@@ -1,45 +1,32 @@
-//! Redis server of a quorum.
+//! Node of a quorum: whether its server can be used.
 
 use std::{
-    io,
     sync::{
-        Arc, Mutex as SyncMutex,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
 };
 
-use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, ServerErrorKind,
-    aio::MultiplexedConnection,
-};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, sleep, timeout_at},
-};
+use redis::{Client, RedisError, RedisResult};
+use tokio::time::{Instant, sleep};
 use tower_fence::lease::LeaseError;
 
 use super::{
     answer::{Answer, Unfit},
     health::{Health, QUIET, lock},
     scripts::Call,
+    server::Server,
 };
 
-/// Independent Redis server of the quorum. If the connection to the server is lost, the node opens
-/// a new one.
+/// Server of the quorum, and what this process knows about it.
 pub(crate) struct Node {
-    client: Client,
-    /// The host, the port and the database, without a password.
-    name: Arc<str>,
+    pub(crate) server: Server,
     key_prefix: Box<str>,
-    /// The current connection, with a number that distinguishes it from earlier ones, and the time
-    /// at which it was opened.
-    current: Arc<Mutex<Option<(Opened, MultiplexedConnection)>>>,
-    timeout: Duration,
     /// The run id that the server reported at its last check, if it is still known.
-    run_id: SyncMutex<Option<Arc<str>>>,
+    run_id: Mutex<Option<Arc<str>>>,
     /// The time of the last check that was made because another node had the same run id.
-    checked_again_at: SyncMutex<Option<Instant>>,
+    checked_again_at: Mutex<Option<Instant>>,
     /// Whether the last call has timed out or lost its connection, or the last probe has failed. If
     /// so, and if the other nodes are a majority, the node gets no further requests until a probe
     /// succeeds.
@@ -49,29 +36,19 @@ pub(crate) struct Node {
     health: Health,
 }
 
-/// Random number of a connection, and the time at which it was opened.
-type Opened = (u64, Instant);
-
 /// Pause after a probe without a reply.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// Minimum timeout for opening a connection in the background.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum time between two checks of a node that another node has made necessary, because both are
 /// the same server.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {
     pub(crate) fn new(client: Client, timeout: Duration, key_prefix: &str) -> Self {
-        let info = client.get_connection_info();
-        let name = format!("{}/{}", info.addr(), info.redis_settings().db()).into();
         Self {
-            client,
-            name,
+            server: Server::new(client, timeout),
             key_prefix: key_prefix.into(),
-            current: Arc::default(),
-            timeout,
-            run_id: SyncMutex::default(),
-            checked_again_at: SyncMutex::default(),
+            run_id: Mutex::default(),
+            checked_again_at: Mutex::default(),
             late: AtomicBool::new(false),
             probing: AtomicBool::new(false),
             watched: AtomicBool::new(false),
@@ -79,9 +56,8 @@ impl Node {
         }
     }
 
-    /// Returns the host, the port and the database, without a password.
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        self.server.name()
     }
 
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
@@ -141,21 +117,13 @@ impl Node {
         true
     }
 
-    /// Drops the connection. The next request opens a new one, perhaps to another server.
-    pub(crate) fn disconnect(&self) {
-        // If the lock is taken, another request is already opening a new connection.
-        if let Ok(mut current) = self.current.try_lock() {
-            current.take();
-        }
-    }
-
     /// Runs a script. Every script may run twice.
     pub(crate) async fn run(&self, call: &Call) -> Result<Answer, LeaseError> {
         let invoke = |mut connection| async move { call.invoke_async(&mut connection).await };
-        let called: RedisResult<(Vec<String>, bool)> = self.command(invoke).await;
+        let called: RedisResult<(Vec<String>, bool)> = self.server.command(invoke).await;
         let away = |error: &RedisError| error.is_timeout() || error.is_io_error();
         self.late.store(called.as_ref().is_err_and(away), SeqCst);
-        let (texts, is_repeated) = called.map_err(|error| self.unavailable(error))?;
+        let (texts, is_repeated) = called.map_err(|error| self.server.lease_error(error))?;
         match Answer::parse(&texts)? {
             Answer::None if is_repeated => Ok(Answer::MayHaveEnded),
             Answer::Unfit(Unfit::NoHistory) => Err(self.unfit(
@@ -185,7 +153,7 @@ impl Node {
         outcome: &Result<T, LeaseError>,
         check: impl FnOnce() -> Call,
     ) {
-        if !self.health.note(&self.name, outcome) || self.watched.swap(true, SeqCst) {
+        if !self.health.note(self.name(), outcome) || self.watched.swap(true, SeqCst) {
             return;
         }
         let (node, check) = (Arc::downgrade(self), check());
@@ -201,7 +169,7 @@ impl Node {
                     return;
                 }
                 let checked = node.check(&check).await;
-                node.health.note(&node.name, &checked);
+                node.health.note(node.name(), &checked);
             }
         });
     }
@@ -221,98 +189,6 @@ impl Node {
                 sleep(PROBE_INTERVAL).await;
             }
         });
-    }
-
-    /// Runs a command within the timeout, and returns whether it may have run twice. If the
-    /// connection breaks, the command is repeated, because the server may have closed an idle
-    /// connection, or its reply may have been lost.
-    pub(crate) async fn command<T, F>(
-        &self,
-        command: impl Fn(MultiplexedConnection) -> F,
-    ) -> RedisResult<(T, bool)>
-    where
-        F: Future<Output = RedisResult<T>>,
-    {
-        let until = Instant::now() + self.timeout;
-        match self.attempt(&command, until).await {
-            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
-                Ok((self.attempt(&command, until).await?, true))
-            }
-            outcome => Ok((outcome?, false)),
-        }
-    }
-
-    async fn attempt<T, F>(
-        &self,
-        command: impl Fn(MultiplexedConnection) -> F,
-        until: Instant,
-    ) -> RedisResult<T>
-    where
-        F: Future<Output = RedisResult<T>>,
-    {
-        let mut used = None;
-        let run = async {
-            let (opened, connection) = self.connection().await?;
-            used = Some(opened);
-            command(connection).await
-        };
-        let outcome = match timeout_at(until, run).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-        };
-        let began = until - self.timeout;
-        if let (Err(error), Some(opened)) = (&outcome, used)
-            && (error.is_io_error() || error.is_unrecoverable_error())
-            // If the connection was opened during this call, the next call may be in time.
-            && !(error.is_timeout() && opened.1 > began)
-            // If the lock is taken, another request is already opening a new connection.
-            && let Ok(mut current) = self.current.try_lock()
-        {
-            current.take_if(|(current, _)| *current == opened);
-        }
-        outcome
-    }
-
-    /// Returns the current connection, or opens one. If the caller does not wait until the
-    /// connection is open, a task continues to open it. Otherwise, a node to which a connection
-    /// takes longer than the timeout could never be used.
-    async fn connection(&self) -> RedisResult<(Opened, MultiplexedConnection)> {
-        let mut current = Arc::clone(&self.current).lock_owned().await;
-        if let Some(current) = &*current {
-            return Ok(current.clone());
-        }
-        let client = self.client.clone();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.timeout.max(CONNECT_TIMEOUT)))
-            // `attempt` limits the time of each command.
-            .set_response_timeout(None);
-        let connecting = tokio::spawn(async move {
-            let connection = client.get_multiplexed_async_connection_with_config(&config);
-            let connection = connection.await?;
-            let opened = (rand::random(), Instant::now());
-            Ok(current.insert((opened, connection)).clone())
-        });
-        connecting.await.map_err(io::Error::other)?
-    }
-
-    /// Returns the error of the store for a failure of this server. It is
-    /// [`Misconfigured`](LeaseError::Misconfigured) if the server would refuse the command again,
-    /// and [`Unavailable`](LeaseError::Unavailable) otherwise.
-    pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
-        // A failed login may be temporary: redis-rs also reports one if the server has too many
-        // clients.
-        let is_permanent = matches!(
-            error.kind(),
-            ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || error.detail().is_some_and(has_permanent_cause);
-        let error = ServerError {
-            name: Arc::clone(&self.name),
-            source: error,
-        };
-        match is_permanent {
-            true => LeaseError::misconfigured(error),
-            false => LeaseError::unavailable(error),
-        }
     }
 
     pub(crate) fn unfit(&self, reason: &'static str) -> LeaseError {
@@ -353,31 +229,6 @@ struct OtherSource {
     node: Box<str>,
     key_prefix: Box<str>,
     theirs: String,
-}
-
-/// Returns whether Redis would refuse the command again. Redis reports such errors with the general
-/// error code, at least for a command in a script, so only their texts identify them.
-fn has_permanent_cause(detail: &str) -> bool {
-    let texts = [
-        // The user lacks a right. The first text is that of Redis 7.2 and later.
-        "ACL failure in script",
-        "The user executing the script can't",
-        // The command was renamed, or a proxy does not support it.
-        "unknown command",
-        "Unknown Redis command called from script",
-        "DB index is out of range",
-        // Another program has written the key.
-        "wrong kind of value",
-    ];
-    texts.iter().any(|text| detail.contains(text))
-}
-
-/// Error of the server, with its address.
-#[derive(Debug, thiserror::Error)]
-#[error("Redis at {name} cannot be used")]
-struct ServerError {
-    name: Arc<str>,
-    source: RedisError,
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use redis::Client;
 use tower_fence::lease::LeaseError;
 
 use super::{
-    answer::{Answer, Counter, Taken},
-    answers::Answers,
+    answer::{Answer, Taken},
+    answers::{Answers, majority_of},
     node::Node,
     scripts::{Call, Scripts},
 };
@@ -108,17 +108,7 @@ impl Nodes {
 
     /// Returns the smallest number of nodes that is more than half of all nodes.
     pub(crate) fn majority(&self) -> usize {
-        self.nodes.len() / 2 + 1
-    }
-
-    /// Returns the count that a majority of all nodes has reached. A token with a count that only a
-    /// minority has reached was never granted, and the next call may not reach the nodes of that
-    /// minority.
-    pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
-        let usable = counters.filter(|counter| counter.usable);
-        let mut counted: Vec<_> = usable.map(Counter::counted).collect();
-        counted.sort_unstable_by(|one, other| other.cmp(one));
-        counted.get(self.majority() - 1).copied()
+        majority_of(self.nodes.len())
     }
 
     /// Before the first grant, and again after a refusal, checks whether a majority of the nodes
@@ -221,7 +211,7 @@ impl Nodes {
             // concurrent request could find only one node with this run id, and use it.
             for twin in self.twins_of(node) {
                 if twin.may_check_again() {
-                    twin.disconnect();
+                    twin.server.disconnect();
                     if !matches!(twin.check(&check()).await, Ok(Answer::Node { .. })) {
                         // The address may have changed. The twin is checked before its next use.
                         twin.forget_run_id();
@@ -261,7 +251,7 @@ impl Nodes {
         };
         for (same, taken) in taken {
             if taken.stamp.history == twin.stamp.history {
-                self.nodes[*same].disconnect();
+                self.nodes[*same].server.disconnect();
             }
         }
         Err(self.nodes[*n].unfit(TWIN))
@@ -297,32 +287,4 @@ struct OtherNodes {
     key_prefix: Box<str>,
     ours: Box<str>,
     theirs: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn nodes(count: usize) -> Nodes {
-        let clients = (1..=count).map(|n| Client::open(format!("redis://127.0.0.{n}")).unwrap());
-        Nodes::new(clients.collect(), Duration::from_secs(1), "tower-fence")
-    }
-
-    #[test]
-    fn counter_of_a_minority_is_ignored() {
-        let counter = |usable, n| Counter {
-            usable,
-            epoch: 2,
-            n,
-        };
-        let counted = |count, counters: &[Counter]| nodes(count).counted(counters.iter().copied());
-        let counters = [9, 3, 7, 5, 1].map(|n| counter(true, n));
-        assert_eq!(counted(5, &counters), Some((2, 5)));
-        assert_eq!(counted(5, &counters[..3]), Some((2, 3)));
-        assert_eq!(counted(3, &counters[..3]), Some((2, 7)));
-        assert_eq!(counted(5, &counters[..2]), None);
-        let blank = [counter(true, 9), counter(true, 3), counter(false, 7)];
-        assert_eq!(counted(3, &blank), Some((2, 3)));
-        assert_eq!(counted(5, &blank), None);
-    }
 }

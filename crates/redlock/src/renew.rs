@@ -16,7 +16,7 @@ use super::{
     answer::{Answer, Counter},
     attempt::Grant,
     choice::{Next, Wish, choose},
-    grant::{granted, left_of, needs_epoch},
+    grant::{granted, left_of, needs_epoch, refusal},
     scripts::Subject,
 };
 
@@ -84,7 +84,7 @@ impl QuorumBackend {
             Answer::Renewed { token, .. } => Some(*token),
             _ => None,
         };
-        if answers.majority(renewed) != Some(grant.token) {
+        if answers.agreed(renewed) != Some(grant.token) {
             return match answers.prevents(|answer| matches!(answer, Answer::Lost)) {
                 true => Ok(Reply::Lost),
                 false => Err(answers.no_majority()),
@@ -105,7 +105,7 @@ impl QuorumBackend {
             return Ok(Reply::Lost);
         };
         self.grants.insert(subject.grant_key(), grant, ttl);
-        let counted = nodes.counted(counters()).unwrap_or((seen.epoch, seen.n));
+        let counted = answers.counted(counters()).unwrap_or((seen.epoch, seen.n));
         granted(grant.token, ttl, counted)
     }
 
@@ -128,11 +128,11 @@ impl QuorumBackend {
         let answers = nodes.ask(subject.source(), retake).await?;
         let taken = answers.taken();
         nodes.check_twins(&taken)?;
-        if taken.len() < nodes.majority() {
-            return self.refusal(answers);
+        if taken.len() < answers.majority() {
+            return refusal(&self.attempts, answers);
         }
         let wish = Wish::Another(renewal.at_least);
-        let choice = match choose(nodes, &answers, (seen.epoch, seen.n), wish) {
+        let choice = match choose(&answers, (seen.epoch, seen.n), wish) {
             Next::Seals(choice) => choice,
             Next::NeedsEpoch(epoch) => return Ok(needs_epoch(epoch, &taken)),
             Next::Granted { .. } | Next::Exhausted => {
@@ -174,7 +174,7 @@ impl QuorumBackend {
             let is_its = found.lease == subject.lease && found.left.is_some();
             (is_its && !is_late).then_some(grant)
         };
-        if let Some(token) = answers.majority(|answer| grant(answer).map(|grant| grant.token)) {
+        if let Some(token) = answers.agreed(|answer| grant(answer).map(|grant| grant.token)) {
             let grants = answers.given.iter().filter_map(|(_, answer)| grant(answer));
             return Ok(grants.filter(|grant| grant.token == token).max());
         }
