@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use serde_json::Value;
 use tower_fence::{
     Resource,
     epochs::partition_of,
@@ -19,9 +20,8 @@ use tower_fence::{
 use crate::{
     counter::{Counter, CounterState},
     etcd::{ATTEMPTS, Etcd},
-    leases::{random_id, seconds},
-    memory::Known,
-    messages::{created_at, created_since, delete, is_empty, put, written_at},
+    etcd_lease::{random_id, seconds},
+    messages::{Header, created_at, created_since, delete, is_empty, put, written_at},
     stored::{FoundLease, FoundPosition, StoredLease, StoredToken, owner_of, value},
     view::{Reads, View, Written},
 };
@@ -104,19 +104,15 @@ impl<'a> Acquiring<'a> {
         // Each attempt takes up to three of these iterations: read, judge, and write.
         for _ in 0..3 * ATTEMPTS {
             next = match next {
-                Next::Read => self.view().await?,
+                Next::Read => {
+                    Next::Judge(Box::new(self.etcd.view(self.resource, self.reads()).await?))
+                }
                 Next::Judge(view) => self.judge(*view).await?,
                 Next::Grant(grounds) => self.grant(grounds).await?,
                 Next::Reply(reply) => return Ok(self.finish(reply)),
             };
         }
         Err(LeaseError::unavailable(TooMuchChange))
-    }
-
-    /// Reads the resource.
-    async fn view(&self) -> Result<Next, LeaseError> {
-        let view = self.etcd.view(self.resource, self.reads()).await?;
-        Ok(Next::Judge(Box::new(view)))
     }
 
     /// Returns the additional data that the step reads. For a request that joins the queue, the
@@ -167,7 +163,7 @@ impl<'a> Acquiring<'a> {
                 };
             }
         }
-        match view.row.judge(&self.seen) {
+        match view.counter.judge(&self.seen) {
             CounterState::Begun {
                 counter,
                 is_used_up: false,
@@ -182,7 +178,7 @@ impl<'a> Acquiring<'a> {
             }
             _ => {
                 let etcd = self.etcd;
-                let reply = etcd.needs_epoch(self.resource, &mut view.row, &self.seen);
+                let reply = etcd.needs_epoch(self.resource, view.counter, &self.seen);
                 Ok(Next::Reply(reply.await?))
             }
         }
@@ -206,51 +202,29 @@ impl<'a> Acquiring<'a> {
 
     /// Writes the lease if the resource has none. Replaces a lease that is held under the same id.
     async fn grant(&mut self, grounds: Grounds) -> Result<Next, LeaseError> {
-        let Grounds {
-            counter,
-            held,
-            position,
-        } = grounds;
         let (etcd, resource) = (self.etcd, self.resource);
-        let stored = self.stored(&counter, held.as_ref(), position.as_ref());
+        let stored = self.stored(&grounds);
         let (etcd_lease, lasts) = self.etcd_lease(&stored).await?;
-        let (key, queue) = (etcd.keys.lease(resource), etcd.keys.queue(resource));
-        let position_key = etcd.keys.position(resource, &self.id);
-        let mut compare = etcd.is_unchanged(resource, &counter).to_vec();
-        compare.push(written_at(
-            &key,
-            held.as_ref().map_or(0, |held| held.revision),
-        ));
-        match (&held, &position) {
-            (Some(_), _) => {}
-            (None, None) => compare.push(is_empty(&queue)),
-            (None, Some(position)) => compare.extend([
-                created_at(&position_key, position.since),
-                created_since(&queue, position.since),
-            ]),
-        }
-        let mut writes = vec![put(&key, &value(&stored), etcd_lease)];
-        if position.is_some() {
-            writes.push(delete(&position_key));
-        }
+        let (compare, writes) = self.transaction(&grounds, &stored, etcd_lease);
+        let Grounds { counter, held, .. } = grounds;
         if let Some(held) = held.as_ref().filter(|held| held.etcd_lease != etcd_lease) {
             // The key is about to move to another etcd lease. A later release must not rely on the
-            // cached one.
-            etcd.memory
-                .leases
-                .take(&(resource.clone(), self.id.clone()));
+            // one in memory.
+            let key = (resource.clone(), self.id.clone());
+            etcd.memory.leases.take(&key);
             self.moved_from.push(held.etcd_lease);
         }
-        let written = etcd
-            .write_once(resource, self.reads(), &compare, &writes)
-            .await;
-        let header = match written {
-            Ok(Written::Yes(header)) => header,
-            Ok(Written::No(now)) => return Ok(self.missed(now, held.is_some(), etcd_lease)),
+        let written = etcd.write_once(resource, self.reads(), &compare, &writes);
+        match written.await {
+            Ok(Written::Yes(header)) => {
+                let lease = (etcd_lease, lasts);
+                self.confirm(&counter, &stored, lease, header).await
+            }
+            Ok(Written::No(now)) => Ok(self.missed(now, held.is_some(), etcd_lease)),
             // The new etcd lease has already expired.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
-                return Ok(Next::Read);
+                Ok(Next::Read)
             }
             // The key may have been written. Read it before the write is repeated. Otherwise the
             // repeated write could restore the key after another request has moved it to another
@@ -258,18 +232,58 @@ impl<'a> Acquiring<'a> {
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
                 let now = Box::new(etcd.view(resource, self.reads()).await?);
-                return Ok(self.missed(now, held.is_some(), etcd_lease));
+                Ok(self.missed(now, held.is_some(), etcd_lease))
             }
-            Err(error) => return Err(error.into()),
-        };
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns the comparisons and the writes of a grant.
+    fn transaction(
+        &self,
+        grounds: &Grounds,
+        stored: &StoredLease,
+        etcd_lease: i64,
+    ) -> (Vec<Value>, Vec<Value>) {
+        let (keys, resource) = (&self.etcd.keys, self.resource);
+        let (key, queue) = (keys.lease(resource), keys.queue(resource));
+        let position_key = keys.position(resource, &self.id);
+        let mut compare = self.etcd.is_unchanged(resource, &grounds.counter).to_vec();
+        let replaced = grounds.held.as_ref().map_or(0, |held| held.revision);
+        compare.push(written_at(&key, replaced));
+        match (&grounds.held, &grounds.position) {
+            (Some(_), _) => {}
+            (None, None) => compare.push(is_empty(&queue)),
+            (None, Some(position)) => compare.extend([
+                created_at(&position_key, position.since),
+                created_since(&queue, position.since),
+            ]),
+        }
+        let mut writes = vec![put(&key, &value(stored), etcd_lease)];
+        if grounds.position.is_some() {
+            writes.push(delete(&position_key));
+        }
+        (compare, writes)
+    }
+
+    /// Returns the lease whose key was written, if its token is valid. `lasts` is the TTL of the
+    /// etcd lease in seconds.
+    async fn confirm(
+        &mut self,
+        counter: &Counter,
+        stored: &StoredLease,
+        (etcd_lease, lasts): (i64, u64),
+        header: Header,
+    ) -> Result<Next, LeaseError> {
+        let (etcd, resource) = (self.etcd, self.resource);
+        // The etcd lease has the key.
+        self.unused = None;
         let Some(token) = stored.token_at(header.revision) else {
             // The epoch ran out of tokens in the meantime, so the key has no token.
             etcd.memory.forget_counter(partition_of(resource));
             etcd.revoke_if_there(etcd_lease).await?;
-            self.unused = None;
             return Ok(Next::Read);
         };
-        self.unused = None;
         // Revoke the earlier etcd leases. Otherwise a process that has one in memory would revoke
         // it on a release and report success, although the lease is still held.
         while let Some(earlier) = self.moved_from.pop() {
@@ -281,15 +295,14 @@ impl<'a> Acquiring<'a> {
             // etcd was restored from a snapshot, so a new epoch must begin. The step then runs
             // again and finds this lease.
             let mut now = etcd.view(resource, self.reads()).await?;
-            now.row.log = etcd.log_after(&now.row.header).await?;
+            now.counter.log = etcd.log_after(&now.counter.header).await?;
             return Ok(Next::Judge(Box::new(now)));
         }
         let ttl = lasts.saturating_sub(stored.delay);
-        etcd.note_lease(resource, &stored, etcd_lease, ttl);
+        etcd.memory.note_lease(resource, stored, etcd_lease, ttl);
         etcd.memory.attempts.take(&self.ask.ticket);
-        let n = counter.counted(header.revision);
         let granted = Granted::new(token, Duration::from_secs(ttl));
-        let granted = granted.counted(counter.epoch, n);
+        let granted = granted.counted(counter.epoch, counter.counted(header.revision));
         Ok(Next::Reply(Reply::Granted(granted)))
     }
 
@@ -324,17 +337,19 @@ impl<'a> Acquiring<'a> {
     }
 
     /// Returns the value of the lease's key.
-    fn stored(
-        &self,
-        counter: &Counter,
-        held: Option<&FoundLease>,
-        position: Option<&FoundPosition>,
-    ) -> StoredLease {
-        let ask = self.ask;
+    fn stored(&self, grounds: &Grounds) -> StoredLease {
+        let Grounds {
+            counter,
+            held,
+            position,
+        } = grounds;
+        let (ask, held) = (self.ask, held.as_ref());
         let kept = held.filter(|held| counter.granted(held));
         let known_owner = match held {
             Some(held) => held.stored.owner.clone(),
-            None => position.and_then(|position| position.stored.owner.clone()),
+            None => position
+                .as_ref()
+                .and_then(|position| position.stored.owner.clone()),
         };
         StoredLease {
             id: self.id.clone(),
@@ -360,27 +375,4 @@ impl<'a> Acquiring<'a> {
 fn seconds_since_1970() -> u64 {
     let time = SystemTime::now().duration_since(UNIX_EPOCH);
     time.map_or(0, |time| time.as_secs())
-}
-
-impl Etcd {
-    /// Records the etcd lease of a lease, and how many seconds it lasts. A lease with a lock delay
-    /// is not recorded, because its release has to read whether the lock delay has begun.
-    pub(crate) fn note_lease(
-        &self,
-        resource: &Resource,
-        stored: &StoredLease,
-        etcd_lease: i64,
-        lasts: u64,
-    ) {
-        if stored.delay == 0 {
-            let known = Known {
-                etcd_lease,
-                ttl: stored.ttl,
-                is_released: false,
-            };
-            let key = (resource.clone(), stored.id.clone());
-            let lasts = Duration::from_secs(lasts);
-            self.memory.leases.insert(key, known, lasts);
-        }
-    }
 }

@@ -19,6 +19,7 @@ use crate::{
     etcd::Etcd,
     gateway::{Credentials, Gateway},
     keys::Keys,
+    memory::Memory,
 };
 
 /// Builder of [`EtcdLeases`], with its settings.
@@ -139,8 +140,8 @@ impl EtcdLeasesBuilder {
         let backend = EtcdBackend::over(Etcd {
             gateway: Gateway::new(client, endpoints, self.credentials, self.call_timeout),
             keys: Keys::new(&self.key_prefix),
-            memory: crate::memory::Memory::default(),
-            hides_status: Once::new(),
+            memory: Memory::default(),
+            status_warning: Once::new(),
         });
         Ok(Driver::with_epochs(backend, self.epochs))
     }

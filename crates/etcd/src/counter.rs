@@ -73,9 +73,9 @@ impl Counter {
     }
 }
 
-/// Counter of a partition and the incarnation of etcd, from one response.
+/// Keys of a partition's counter and of the incarnation of etcd, in one response.
 #[derive(Debug, Default)]
-pub(crate) struct Row {
+pub(crate) struct CounterView {
     pub(crate) header: Header,
     pub(crate) incarnation: Option<KeyValue>,
     pub(crate) counter: Option<KeyValue>,
@@ -96,15 +96,12 @@ pub(crate) enum CounterState {
     OtherSource(String),
 }
 
-impl Row {
-    pub(crate) fn incarnation(&self) -> Option<StoredIncarnation> {
-        serde_json::from_slice(&self.incarnation.as_ref()?.value.0).ok()
-    }
-
+impl CounterView {
     /// Returns the stored incarnation of etcd, if the response comes from that incarnation.
     pub(crate) fn current_incarnation(&self) -> Option<StoredIncarnation> {
-        self.incarnation()
-            .filter(|incarnation| incarnation.is_of(&self.header, self.log))
+        let stored = self.incarnation.as_ref()?;
+        let stored: Option<StoredIncarnation> = serde_json::from_slice(&stored.value.0).ok();
+        stored.filter(|incarnation| incarnation.is_of(&self.header, self.log))
     }
 
     /// Evaluates the counter. `seen` is the highest state of the counter that this process had seen
@@ -153,14 +150,8 @@ impl Row {
         }
     }
 
-    /// Returns whether the counter has no token left.
-    pub(crate) fn is_used_up(&self, seen: &Seen<'_>) -> bool {
-        let state = self.judge(seen);
-        matches!(state, CounterState::Begun { is_used_up, .. } if is_used_up)
-    }
-
     /// Returns the counter, if its tokens are valid.
-    pub(crate) fn counter(&self, seen: &Seen<'_>) -> Option<Counter> {
+    pub(crate) fn valid(&self, seen: &Seen<'_>) -> Option<Counter> {
         match self.judge(seen) {
             CounterState::Begun { counter, .. } => Some(counter),
             _ => None,
@@ -224,7 +215,7 @@ mod tests {
             header,
             applied: revision + 4,
         };
-        let row = Row {
+        let view = CounterView {
             header,
             incarnation: Some(kv(value(incarnation), 70)),
             counter: Some(kv(value(counter), 80)),
@@ -234,7 +225,7 @@ mod tests {
         let mut known = Seen::default();
         known.source = Some(&source);
         (known.epoch, known.n) = seen;
-        row.judge(&known)
+        view.judge(&known)
     }
 
     #[test]

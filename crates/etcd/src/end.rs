@@ -29,7 +29,7 @@ impl Etcd {
                 let ended = self.abandon(resource, lease, *ticket).await;
                 ended.inspect_err(|_| self.memory.note_stray())?
             }
-            End::Break(seen) => self.break_lease(resource, *seen).await?,
+            End::Break(token) => self.break_lease(resource, *token).await?,
             _ => return Err(LeaseError::misconfigured(UnknownStep)),
         };
         Ok(if ended { Reply::Ended } else { Reply::Lost })
@@ -128,7 +128,7 @@ impl Etcd {
     async fn break_lease(
         &self,
         resource: &Resource,
-        seen: Option<Token>,
+        token: Option<Token>,
     ) -> Result<bool, LeaseError> {
         let key = self.keys.lease(resource);
         let mut tried = None;
@@ -139,8 +139,7 @@ impl Etcd {
                 return Ok(tried.is_some());
             };
             let is_ours = view.lease.is_some();
-            let token = view.lease.map(|lease| lease.token);
-            if seen.is_some() && token != seen {
+            if token.is_some() && view.lease.map(|lease| lease.token) != token {
                 // The resource has another lease, or the lease has another token.
                 return Ok(tried.is_some_and(|tried| tried != blocked_by.create_revision));
             }

@@ -1,6 +1,6 @@
-//! Epochs of the token counters, and the incarnation of etcd.
+//! Epochs of the token counters.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tower_fence::{
     Resource,
     epochs::{Epoch, SourceId, partition_of},
@@ -11,19 +11,13 @@ use tower_fence::{
 };
 
 use crate::{
-    counter::{Counter, CounterState, Row, StoredCounter, mark, read_mark},
+    counter::{Counter, CounterState, CounterView, StoredCounter, mark, read_mark},
     error::EtcdError,
     etcd::Etcd,
     incarnation::{Log, StoredIncarnation},
-    messages::{Header, StatusAnswer, created_at, get_range, has_value, put, written_at},
+    messages::{created_at, get_range, has_value, put, written_at},
     stored::value,
 };
-
-/// Maximum number of Status calls. Each further call means that another member has responded,
-/// because an endpoint has failed in the meantime or because a load balancer distributes the calls.
-/// If three members respond at random, about one in seven hundred series of 16 calls does not reach
-/// the right member.
-const STATUS_CALLS: usize = 16;
 
 impl Etcd {
     /// Returns comparisons that hold if neither the counter nor the incarnation of etcd has
@@ -44,7 +38,7 @@ impl Etcd {
     pub(crate) async fn needs_epoch(
         &self,
         resource: &Resource,
-        row: &mut Row,
+        mut view: CounterView,
         seen: &Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let partition = partition_of(resource);
@@ -52,10 +46,10 @@ impl Etcd {
         let Some(source) = seen.source else {
             return Ok(Reply::OtherSource(String::new()));
         };
-        if row.log == Log::default() {
-            row.log = self.log_after(&row.header).await?;
+        if view.log == Log::default() {
+            view.log = self.log_after(&view.header).await?;
         }
-        let epoch = match row.judge(seen) {
+        let epoch = match view.judge(seen) {
             CounterState::OtherSource(theirs) => return Ok(Reply::OtherSource(theirs)),
             CounterState::Blank(blank) => return Ok(Reply::NeedsEpoch(blank)),
             CounterState::Begun {
@@ -64,24 +58,24 @@ impl Etcd {
             CounterState::Begun { counter, .. } => counter.epoch.get(),
             CounterState::Over(epoch) => epoch,
         };
-        if row.counter.is_none()
+        if view.counter.is_none()
             && let Some(theirs) = self.other_source(source).await?
         {
             return Ok(Reply::OtherSource(theirs));
         }
         let (incarnation_key, counter_key) =
             (self.keys.incarnation(), self.keys.counter(partition));
-        let mut compare = vec![match &row.incarnation {
+        let mut compare = vec![match &view.incarnation {
             None => created_at(&incarnation_key, 0),
             Some(kv) => has_value(&incarnation_key, &kv.value.0),
         }];
-        let written = row.counter.as_ref().map_or(0, |kv| kv.mod_revision);
+        let written = view.counter.as_ref().map_or(0, |kv| kv.mod_revision);
         compare.push(written_at(&counter_key, written));
         let mut writes = vec![];
-        let incarnation = match row.current_incarnation() {
+        let incarnation = match view.current_incarnation() {
             Some(incarnation) => incarnation,
             None => {
-                let incarnation = self.new_incarnation(row).await?;
+                let incarnation = self.new_incarnation(&view).await?;
                 writes.push(put(&incarnation_key, &value(&incarnation), 0));
                 incarnation
             }
@@ -120,19 +114,19 @@ impl Etcd {
     }
 
     /// Returns a new incarnation of etcd. It has a lead if the length of the log is known.
-    async fn new_incarnation(&self, row: &Row) -> Result<StoredIncarnation, EtcdError> {
+    async fn new_incarnation(&self, view: &CounterView) -> Result<StoredIncarnation, EtcdError> {
         // The revision must come from the member that has reported the length of the log, because
         // another member may lag.
-        let later = match row.log == Log::default() {
+        let later = match view.log == Log::default() {
             true => Log::default(),
-            false => self.log_after(&row.header).await?,
+            false => self.log_after(&view.header).await?,
         };
         let lead = later
             .revision()
-            .and_then(|later| row.log.lead_reached(later));
+            .and_then(|later| view.log.lead_reached(later));
         Ok(StoredIncarnation {
             id: rand::random(),
-            cluster: row.header.cluster_id,
+            cluster: view.header.cluster_id,
             lead,
         })
     }
@@ -159,38 +153,5 @@ impl Etcd {
         };
         let write = put(&key, &value(&begun), 0);
         Ok(self.txn(&compare, &[write], &[]).await?.succeeded)
-    }
-
-    /// Reads the length of the log from the member that gave the response. Returns an empty [`Log`]
-    /// if the members do not report the length to this user. Returns an error if only other members
-    /// respond, because a restore from a snapshot would not be detected without the length.
-    pub(crate) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
-        let first = self.gateway.current();
-        for n in 0..STATUS_CALLS {
-            match self.status(first + n).await {
-                Ok(status) => {
-                    if let Some(log) = Log::read(answered, &status) {
-                        return Ok(log);
-                    }
-                }
-                Err(error) if error.hides_status() => {
-                    self.hides_status.call_once(|| {
-                        tracing::warn!(
-                            error = error.to_string(),
-                            "etcd does not report the length of its log to this user, so this store cannot detect \
-                             that etcd was restored from a snapshot"
-                        );
-                    });
-                    return Ok(Log::default());
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(EtcdError::another_member())
-    }
-
-    async fn status(&self, at: usize) -> Result<StatusAnswer, EtcdError> {
-        let status = "/v3/maintenance/status";
-        self.gateway.call_from(at, status, &json!({})).await
     }
 }

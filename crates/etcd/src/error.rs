@@ -3,19 +3,46 @@
 use std::sync::Arc;
 
 use reqwest::{StatusCode, Url};
+use serde::Deserialize;
 use tower_fence::lease::LeaseError;
 
-use crate::messages::{INVALID_ARGUMENT, Refusal};
-
-// Other status codes of gRPC.
+// Status codes of gRPC.
 const CANCELED: i64 = 1;
 const UNKNOWN: i64 = 2;
+const INVALID_ARGUMENT: i64 = 3;
 const DEADLINE_EXCEEDED: i64 = 4;
 const NOT_FOUND: i64 = 5;
 const PERMISSION_DENIED: i64 = 7;
 const UNIMPLEMENTED: i64 = 12;
 const UNAVAILABLE: i64 = 14;
 const UNAUTHENTICATED: i64 = 16;
+
+/// Error of the gateway.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Refusal {
+    pub(crate) code: i64,
+    pub(crate) message: String,
+}
+
+/// Beginning of the only refusal that etcd sends as plain text.
+const COMMON_NAME: &[u8] = b"CommonName of client";
+
+impl Refusal {
+    /// Reads the body of a response whose status is not 200. Returns an empty refusal if the body
+    /// is not from etcd.
+    pub(crate) fn read(body: &[u8]) -> Self {
+        if body.starts_with(COMMON_NAME) {
+            let message = "etcdserver: the client certificate has a common name, which etcd does not accept \
+                           from its gateway while authentication is enabled: use a certificate without one";
+            return Self {
+                code: INVALID_ARGUMENT,
+                message: message.into(),
+            };
+        }
+        serde_json::from_slice(body).unwrap_or_default()
+    }
+}
 
 /// Reason why a call to etcd has failed. Its text does not contain an address.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use crate::{
     gateway::Gateway,
     keys::Keys,
     memory::Memory,
-    messages::{RangeAnswer, TxnAnswer, base64},
+    messages::{TxnAnswer, get},
 };
 
 /// Maximum number of attempts of a step. Each further attempt means that another request has
@@ -21,19 +21,15 @@ pub(crate) struct Etcd {
     pub(crate) gateway: Gateway,
     pub(crate) keys: Keys,
     pub(crate) memory: Memory,
-    /// Ensures that the store logs only once that etcd does not report the length of its log.
-    pub(crate) hides_status: Once,
+    /// The warning that etcd does not report the length of its log, which is logged once.
+    pub(crate) status_warning: Once,
 }
 
 impl Etcd {
-    /// Checks that etcd responds.
+    /// Checks that etcd responds, and that the user may read the keys.
     pub(crate) async fn check(&self) -> Result<(), EtcdError> {
-        let body = json!({ "key": base64(self.keys.incarnation()) });
-        let answer: RangeAnswer = self.gateway.call("/v3/kv/range", &body).await?;
-        match answer.header.cluster_id {
-            0 => Err(self.gateway.meaningless()),
-            _ => Ok(()),
-        }
+        let read = get(&self.keys.incarnation());
+        self.txn(&[], &[read], &[]).await.map(drop)
     }
 
     /// Executes a transaction: `success` if all comparisons hold, and otherwise `failure`. The

@@ -5,12 +5,12 @@ use serde::de::DeserializeOwned;
 use tower_fence::{epochs::Epoch, lease::backend::Seen};
 
 use crate::{
-    counter::{CounterState, Row, read_mark},
+    counter::{CounterState, CounterView, read_mark},
+    error::Refusal,
     incarnation::Log,
     list::{read_cursor, write_cursor},
     messages::{
-        AuthAnswer, Header, KeyValue, LeaseAnswer, RangeAnswer, Refusal, StatusAnswer, Streamed,
-        TxnAnswer, WatchAnswer,
+        AuthAnswer, Header, KeyValue, LeaseAnswer, StatusAnswer, Streamed, TxnAnswer, WatchAnswer,
     },
     stored::{FoundLease, FoundPosition},
     watched_queue::WatchedQueue,
@@ -50,7 +50,6 @@ fn found(bytes: &[u8]) -> [bool; 3] {
             found[2] |= queue.turn().is_some();
         }
     }
-    read::<RangeAnswer>(bytes);
     read::<Streamed<LeaseAnswer>>(bytes);
     read::<LeaseAnswer>(bytes);
     read::<AuthAnswer>(bytes);
@@ -72,13 +71,13 @@ fn value(kv: &KeyValue, incarnations: &[KeyValue], header: Header, found: &mut [
     found[0] |= lease.is_some();
     let _ = FoundPosition::read(kv);
     for incarnation in incarnations {
-        let row = Row {
+        let view = CounterView {
             header,
             incarnation: Some(incarnation.clone()),
             counter: Some(kv.clone()),
             log: Log::default(),
         };
-        match row.judge(&Seen::default()) {
+        match view.judge(&Seen::default()) {
             CounterState::Begun {
                 counter,
                 is_used_up,

@@ -30,8 +30,8 @@ use zeroize::Zeroizing;
 
 use crate::{
     endpoints::method,
-    error::{EtcdError, Failure},
-    messages::{AuthAnswer, Refusal},
+    error::{EtcdError, Failure, Refusal},
+    messages::AuthAnswer,
 };
 
 /// Pause after every endpoint has failed.

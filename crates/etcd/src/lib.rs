@@ -32,13 +32,13 @@ mod endpoints;
 mod epochs;
 mod error;
 mod etcd;
+mod etcd_lease;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
 mod gateway;
 mod incarnation;
 mod keys;
-mod leases;
 mod list;
 mod memory;
 mod messages;

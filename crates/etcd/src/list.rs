@@ -15,7 +15,7 @@ use tower_fence::{
 };
 
 use crate::{
-    counter::Row,
+    counter::CounterView,
     etcd::{ATTEMPTS, Etcd},
     messages::{base64, count, get, get_range},
     stored::FoundLease,
@@ -48,8 +48,8 @@ impl Etcd {
                 // etcd has not deleted the key yet.
                 return Ok(None);
             }
-            view.row.log = self.log_after(&view.row.header).await?;
-            let counter = view.row.counter(seen);
+            view.counter.log = self.log_after(&view.counter.header).await?;
+            let counter = view.counter.valid(seen);
             if counter.is_none_or(|counter| !counter.granted(&lease)) {
                 return Ok(None);
             }
@@ -92,10 +92,11 @@ impl Etcd {
         let log = self.log_after(&header).await?;
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default();
-        let (found, incarnation, rows) = (read(), read().kvs.into_iter().next(), read().kvs);
+        let (found, incarnation, counters_found) =
+            (read(), read().kvs.into_iter().next(), read().kvs);
         let name = |key: &[u8]| key.strip_prefix(prefix.as_bytes()).map(<[u8]>::to_vec);
         let last = found.kvs.last().and_then(|kv| name(&kv.key.0));
-        let mut row = Row {
+        let mut view = CounterView {
             header,
             incarnation,
             counter: None,
@@ -111,8 +112,11 @@ impl Etcd {
                 continue;
             };
             let key = self.keys.counter(partition_of(&resource));
-            row.counter = rows.iter().find(|kv| kv.key.0 == key.as_bytes()).cloned();
-            let counter = row.counter(&counters.seen(&resource));
+            view.counter = counters_found
+                .iter()
+                .find(|kv| kv.key.0 == key.as_bytes())
+                .cloned();
+            let counter = view.valid(&counters.seen(&resource));
             let counts = counter.is_some_and(|counter| counter.granted(&lease));
             leases.push((resource, lease, counts));
         }

@@ -7,6 +7,7 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use tower_fence::{
@@ -15,7 +16,7 @@ use tower_fence::{
     lease::backend::{Expiring, Seen},
 };
 
-use crate::counter::Counter;
+use crate::{counter::Counter, stored::StoredLease};
 
 #[derive(Default)]
 pub(crate) struct Memory {
@@ -59,6 +60,26 @@ impl Memory {
 
     pub(crate) fn forget_counter(&self, partition: u8) {
         self.counters().remove(&partition);
+    }
+
+    /// Records the etcd lease of a lease that lasts for `left` seconds. A lease with a lock delay is
+    /// not recorded, because its release has to read whether the lock delay has begun.
+    pub(crate) fn note_lease(
+        &self,
+        resource: &Resource,
+        stored: &StoredLease,
+        etcd_lease: i64,
+        left: u64,
+    ) {
+        if stored.delay == 0 {
+            let known = Known {
+                etcd_lease,
+                ttl: stored.ttl,
+                is_released: false,
+            };
+            let key = (resource.clone(), stored.id.clone());
+            self.leases.insert(key, known, Duration::from_secs(left));
+        }
     }
 
     /// Records that a queue may contain a position of this process without a request.

@@ -51,7 +51,6 @@ struct OpAnswer {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct RangeAnswer {
-    pub(crate) header: Header,
     pub(crate) kvs: Vec<KeyValue>,
     pub(crate) more: bool,
     #[serde(deserialize_with = "number")]
@@ -100,35 +99,6 @@ pub(crate) struct StatusAnswer {
 #[derive(Deserialize)]
 pub(crate) struct AuthAnswer {
     pub(crate) token: String,
-}
-
-/// Error of the gateway.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Refusal {
-    pub(crate) code: i64,
-    pub(crate) message: String,
-}
-
-/// gRPC status code of a request for which no retry can succeed.
-pub(crate) const INVALID_ARGUMENT: i64 = 3;
-/// Beginning of the only refusal that etcd sends as plain text.
-const COMMON_NAME: &[u8] = b"CommonName of client";
-
-impl Refusal {
-    /// Reads the body of a response whose status is not 200. Returns an empty refusal if the body
-    /// is not from etcd.
-    pub(crate) fn read(body: &[u8]) -> Self {
-        if body.starts_with(COMMON_NAME) {
-            let message = "etcdserver: the client certificate has a common name, which etcd does not accept \
-                           from its gateway while authentication is enabled: use a certificate without one";
-            return Self {
-                code: INVALID_ARGUMENT,
-                message: message.into(),
-            };
-        }
-        serde_json::from_slice(body).unwrap_or_default()
-    }
 }
 
 impl TxnAnswer {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tower_fence::{Resource, epochs::partition_of};
 
 use crate::{
-    counter::Row,
+    counter::CounterView,
     error::EtcdError,
     etcd::Etcd,
     incarnation::Log,
@@ -15,7 +15,7 @@ use crate::{
 /// State of a resource in one revision.
 #[derive(Debug)]
 pub(crate) struct View {
-    pub(crate) row: Row,
+    pub(crate) counter: CounterView,
     /// The key that blocks the resource: that of a lease, or a key of another program.
     pub(crate) blocked_by: Option<KeyValue>,
     /// The lease with that key, or `None` if another program has written the key.
@@ -127,7 +127,7 @@ impl Etcd {
         let (incarnation, counter, blocked_by) = (key(), key(), key());
         let queue = read();
         View {
-            row: Row {
+            counter: CounterView {
                 header,
                 incarnation,
                 counter,

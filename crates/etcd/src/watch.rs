@@ -43,7 +43,7 @@ use crate::{
     EtcdBackend,
     error::EtcdError,
     etcd::Etcd,
-    leases::random_id,
+    etcd_lease::random_id,
     messages::{Streamed, WatchAnswer, base64, get, get_range},
     watched_queue::WatchedQueue,
 };

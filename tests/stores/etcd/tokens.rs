@@ -60,7 +60,7 @@ async fn refusing(
 ) -> (Server, Arc<AtomicUsize>) {
     let (fetched, authenticate) = counting();
     let left = Arc::new(Mutex::new(times));
-    let range = async move || -> Response {
+    let txn = async move || -> Response {
         let mut left = left.lock().unwrap();
         if *left == 0 {
             let header = json!({ "cluster_id": "7", "member_id": "1", "revision": "1" });
@@ -73,7 +73,7 @@ async fn refusing(
     };
     let router = Router::new()
         .route("/v3/auth/authenticate", authenticate)
-        .route("/v3/kv/range", post(range));
+        .route("/v3/kv/txn", post(txn));
     (Server::start(router).await, fetched)
 }
 
