@@ -27,6 +27,11 @@ impl Answers {
         }
     }
 
+    /// Returns the number of nodes of the quorum.
+    pub(crate) const fn nodes(&self) -> usize {
+        self.nodes
+    }
+
     /// Returns the smallest number of nodes that is more than half of all nodes.
     pub(crate) const fn majority(&self) -> usize {
         majority_of(self.nodes)

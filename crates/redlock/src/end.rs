@@ -38,6 +38,37 @@ const fn reply(is_ended: bool) -> Reply {
     }
 }
 
+/// Returns whether a release has released a lease that a majority of the nodes no longer has, or
+/// `None` if its outcome is unknown.
+///
+/// `first` are the replies to the release, if it was sent, and `read` are those to the read after
+/// it. The call has released the lease if at least one node had the lease, and if a majority had it
+/// or may have had it. A node may have had the lease if its reply to the release or to the read is
+/// missing. If no node reports that it had the lease, but a majority may have had it, the outcome
+/// of the release is unknown.
+fn is_released(
+    first: Option<&Answers>,
+    read: &Answers,
+    has_it: impl Fn(&Answer) -> bool,
+) -> Option<bool> {
+    let (mut had, mut may_have_had) = (0, 0);
+    for node in 0..read.nodes() {
+        let end = first.and_then(|ends| ends.of_node(node));
+        match (end, read.of_node(node)) {
+            (Some(end), _) if may_have_ended(end) => had += 1,
+            (_, Some(read)) if has_it(read) => had += 1,
+            (None, Some(_)) if first.is_some() => may_have_had += 1,
+            (_, None) => may_have_had += 1,
+            _ => {}
+        }
+    }
+    let may_be_released = had + may_have_had >= read.majority();
+    match first {
+        Some(_) if had == 0 && may_be_released => None,
+        _ => Some(had > 0 && may_be_released),
+    }
+}
+
 impl QuorumBackend {
     /// Releases a lease. If this process has granted the lease, and its token has not changed
     /// since, the release takes one round trip. Otherwise the nodes are read first.
@@ -71,30 +102,11 @@ impl QuorumBackend {
             let unknown = if answers.are_enough() { ends } else { answers };
             return Err(unknown.no_majority());
         }
-        // A majority no longer has the lease. This call has released it if at least one node had
-        // it, and if a majority had it or may have had it. A node may have had the lease if its
-        // reply to the release or to the read is missing. If no node reports that it had the lease,
-        // but a majority may have had it, the outcome of the release is unknown.
-        let before = |node| first.as_ref().and_then(|ends| ends.of_node(node));
-        let (mut had, mut may_have_had) = (0, 0);
-        for node in 0..nodes.all().len() {
-            match (before(node), answers.of_node(node)) {
-                (Some(end), _) if may_have_ended(end) => had += 1,
-                (_, Some(read)) if has_it(read) => had += 1,
-                (None, Some(_)) if first.is_some() => may_have_had += 1,
-                (_, None) => may_have_had += 1,
-                _ => {}
-            }
-        }
-        let may_have_released = had + may_have_had >= nodes.majority();
-        if had == 0
-            && may_have_released
-            && let Some(first) = first
-        {
-            return Err(first.no_majority());
-        }
+        let Some(is_released) = is_released(first.as_ref(), &answers, has_it) else {
+            return Err(first.unwrap_or(answers).no_majority());
+        };
         self.grants.take(&key);
-        Ok(reply(had > 0 && may_have_released))
+        Ok(reply(is_released))
     }
 
     /// Deletes the keys of an abandoned request on the nodes.
@@ -212,5 +224,52 @@ impl QuorumBackend {
             Some(self.nodes.scripts().end(subject, found))
         };
         self.nodes.ask(subject.source(), end).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_needs_a_majority_that_may_have_had_the_lease() {
+        // Here, `Sealed` is the reply of a node that has the lease.
+        let has_it = |answer: &Answer| matches!(answer, Answer::Sealed);
+        let read = |given: &[Answer]| Answers::of(3, given.to_vec());
+        let released = |first: Option<&[Answer]>, given: &[Answer]| {
+            let first = first.map(read);
+            is_released(first.as_ref(), &read(given), has_it)
+        };
+        let (had, none) = (Answer::Sealed, Answer::Lost);
+        // The release was not sent, because this process has no grant in memory.
+        assert_eq!(
+            released(None, &[had.clone(), had.clone(), none.clone()]),
+            Some(true)
+        );
+        assert_eq!(released(None, &[had.clone(), none.clone()]), Some(true));
+        assert_eq!(
+            released(None, &[had.clone(), none.clone(), none.clone()]),
+            Some(false)
+        );
+        assert_eq!(released(None, &[none.clone(), none.clone()]), Some(false));
+        // The release was sent.
+        let gone = [none.clone(), none.clone(), none.clone()];
+        let (ended, not_ended) = (Answer::Ended, Answer::None);
+        let ends = |ends: &[Answer]| released(Some(ends), &gone);
+        assert_eq!(
+            ends(&[ended.clone(), Answer::MayHaveEnded, not_ended.clone()]),
+            Some(true)
+        );
+        assert_eq!(
+            ends(&[ended.clone(), not_ended.clone(), not_ended.clone()]),
+            Some(false)
+        );
+        assert_eq!(
+            ends(&[not_ended.clone(), not_ended.clone(), not_ended.clone()]),
+            Some(false)
+        );
+        assert_eq!(ends(&[ended, not_ended.clone()]), Some(true));
+        assert_eq!(ends(&[not_ended]), None);
+        assert_eq!(ends(&[]), None);
     }
 }

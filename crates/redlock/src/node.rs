@@ -31,7 +31,9 @@ pub(crate) struct Node {
     /// so, and if the other nodes are a majority, the node gets no further requests until a probe
     /// succeeds.
     late: AtomicBool,
+    /// Whether a probe is in progress.
     probing: AtomicBool,
+    /// Whether a task checks the node each minute, because the node has failed.
     watched: AtomicBool,
     health: Health,
 }

@@ -135,6 +135,7 @@ impl QuorumBackend {
         let choice = match choose(&answers, (seen.epoch, seen.n), wish) {
             Next::Seals(choice) => choice,
             Next::NeedsEpoch(epoch) => return Ok(needs_epoch(epoch, &taken)),
+            // Only a grant returns a token that a majority already has.
             Next::Granted { .. } | Next::Exhausted => {
                 return Ok(Reply::Exhausted(Token::MAX.get()));
             }

@@ -22,6 +22,7 @@ local function digits(number)
 end
 
 -- Returns the counter:
+-- `alone`: this node is a master without replicas.
 -- `history`: the replication id of this node, which changes at each restart.
 -- `own`: the counter was written under the current replication id.
 -- `usable`: the counter is `own`, and an epoch has begun on it. If no epoch has begun, `epoch` is

@@ -7,7 +7,7 @@
 -- Returns the words 'sealed' or 'taken', replication id, incarnation and serial of the stamp,
 -- incarnation of the counter, usable, epoch, n, token or ''; or {'held', ms left, id}; or
 -- {'older', number} if a newer attempt at this lease has taken the key; or the reply of `unfit`.
-local number, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
+local number, ticket = ARGV[6], ARGV[7]
 local now = counter()
 local refusal = unfit(now)
 if refusal then
@@ -22,27 +22,23 @@ if lease and is_newer(lease, number, ticket) then
 end
 own(now)
 
-local taken = {
-  id = ID, number = number, ticket = ticket, delay = tonumber(ARGV[9]), owner = owner, token = '', mark = '0',
-}
-local answer = 'taken'
 -- A token is valid only under the replication id under which it was stored.
 local same_history = lease and lease.history == now.history
-if same_history then
-  taken.token = lease.token
-  taken.mark = lease.ticket == ticket and lease.mark or '0'
-end
--- The lease keeps the owner that was named first.
-if lease and lease.owner ~= '' then
-  taken.owner = lease.owner
-end
 if same_history and is_attempt(lease, number, ticket) then
-  taken.history, taken.incarnation, taken.serial = lease.history, lease.incarnation, lease.serial
-  answer = lease.mark == '1' and 'sealed' or 'taken'
-else
-  local serial = redis.call('HINCRBY', COUNTER, 'serial', 1)
-  taken.history, taken.incarnation, taken.serial = now.history, now.incarnation, digits(serial)
+  -- This run repeats an earlier run.
+  return taken_reply(lease.mark == '1' and 'sealed' or 'taken', lease, now)
 end
+local serial = redis.call('HINCRBY', COUNTER, 'serial', 1)
+local taken = {
+  id = ID, number = number, ticket = ticket,
+  history = now.history, incarnation = now.incarnation, serial = digits(serial),
+  token = same_history and lease.token or '',
+  mark = same_history and lease.ticket == ticket and lease.mark or '0',
+  delay = tonumber(ARGV[9]),
+  -- The lease keeps the owner that was named first.
+  owner = lease and lease.owner ~= '' and lease.owner or ARGV[10],
+}
+local answer = 'taken'
 if not lease and now.usable then
   local epoch, n = tonumber(ARGV[11]), tonumber(ARGV[12])
   if not epoch or epoch < now.epoch or (epoch == now.epoch and n <= now.n) then
@@ -53,10 +49,5 @@ if not lease and now.usable then
     taken.token, taken.mark, answer = digits(epoch * SIZE + n), '1', 'sealed'
   end
 end
-if same_history and is_attempt(lease, number, ticket) then
-  -- This run repeats an earlier run. Keep the time to live, because a renewal may have extended it.
-  redis.call('SET', LEASE, value_of(taken), 'KEEPTTL')
-else
-  redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))
-end
+redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))
 return taken_reply(answer, taken, now)
