@@ -7,7 +7,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::Value;
 use tower_fence::{
     Resource,
     epochs::partition_of,
@@ -22,6 +21,7 @@ use crate::{
     etcd::{ATTEMPTS, Etcd},
     etcd_lease::{random_id, seconds},
     messages::{Header, created_at, created_since, delete, is_empty, put, written_at},
+    replace::{Replaced, Replacement},
     stored::{FoundLease, FoundPosition, StoredLease, StoredToken, owner_of, value},
     view::{Reads, View, Written},
 };
@@ -40,8 +40,6 @@ pub(crate) struct Acquiring<'a> {
     waits: &'a Waits,
     /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
     unused: Option<(i64, u64)>,
-    /// The etcd leases from which the request has moved the key, or may have moved it.
-    moved_from: Vec<i64>,
     /// Whether a write of the lease's key got no answer.
     has_lost_answer: bool,
     /// Whether a write of the request's position got no answer.
@@ -81,7 +79,6 @@ impl<'a> Acquiring<'a> {
             seen,
             waits,
             unused: None,
-            moved_from: vec![],
             has_lost_answer: false,
             has_lost_join: false,
         }
@@ -184,43 +181,47 @@ impl<'a> Acquiring<'a> {
         }
     }
 
-    /// Refuses the request. If it has a position in the queue, removes the position.
-    async fn refuse(
-        &self,
-        position: Option<FoundPosition>,
-        left: Duration,
-    ) -> Result<Next, LeaseError> {
-        let refused = &self.etcd.memory.refused;
-        refused.insert(self.resource.clone(), (), left);
-        if let Some(position) = position {
-            let etcd = self.etcd;
-            etcd.leave(self.resource, &self.id, &position, self.ask.ticket)
-                .await?;
-        }
-        Ok(Next::Reply(Reply::Held { left }))
-    }
-
     /// Writes the lease if the resource has none. Replaces a lease that is held under the same id.
     async fn grant(&mut self, grounds: Grounds) -> Result<Next, LeaseError> {
         let (etcd, resource) = (self.etcd, self.resource);
         let stored = self.stored(&grounds);
         let (etcd_lease, lasts) = self.etcd_lease(&stored).await?;
-        let (compare, writes) = self.transaction(&grounds, &stored, etcd_lease);
-        let Grounds { counter, held, .. } = grounds;
-        if let Some(held) = held.as_ref().filter(|held| held.etcd_lease != etcd_lease) {
-            // The key is about to move to another etcd lease. A later release must not rely on the
-            // one in memory.
-            let key = (resource.clone(), self.id.clone());
-            etcd.memory.leases.take(&key);
-            self.moved_from.push(held.etcd_lease);
+        let Grounds {
+            counter,
+            held,
+            position,
+        } = grounds;
+        let (key, queue) = (etcd.keys.lease(resource), etcd.keys.queue(resource));
+        let position_key = etcd.keys.position(resource, &self.id);
+        let leaves: Vec<_> = position.iter().map(|_| delete(&position_key)).collect();
+        if let Some(held) = &held {
+            let replacement = Replacement {
+                held,
+                counter: &counter,
+                stored: &stored,
+                etcd_lease,
+                lasts,
+                also: leaves,
+            };
+            return self.replace(replacement).await;
         }
+        let mut compare = etcd.is_unchanged(resource, &counter).to_vec();
+        compare.push(written_at(&key, 0));
+        match &position {
+            None => compare.push(is_empty(&queue)),
+            Some(position) => compare.extend([
+                created_at(&position_key, position.since),
+                created_since(&queue, position.since),
+            ]),
+        }
+        let writes = [vec![put(&key, &value(&stored), etcd_lease)], leaves].concat();
         let written = etcd.write_once(resource, self.reads(), &compare, &writes);
         match written.await {
             Ok(Written::Yes(header)) => {
                 let lease = (etcd_lease, lasts);
                 self.confirm(&counter, &stored, lease, header).await
             }
-            Ok(Written::No(now)) => Ok(self.missed(now, held.is_some(), etcd_lease)),
+            Ok(Written::No(now)) => Ok(self.missed(now, etcd_lease)),
             // The new etcd lease has already expired.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
@@ -232,38 +233,27 @@ impl<'a> Acquiring<'a> {
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
                 let now = Box::new(etcd.view(resource, self.reads()).await?);
-                Ok(self.missed(now, held.is_some(), etcd_lease))
+                Ok(self.missed(now, etcd_lease))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Returns the comparisons and the writes of a grant.
-    fn transaction(
-        &self,
-        grounds: &Grounds,
-        stored: &StoredLease,
-        etcd_lease: i64,
-    ) -> (Vec<Value>, Vec<Value>) {
-        let (keys, resource) = (&self.etcd.keys, self.resource);
-        let (key, queue) = (keys.lease(resource), keys.queue(resource));
-        let position_key = keys.position(resource, &self.id);
-        let mut compare = self.etcd.is_unchanged(resource, &grounds.counter).to_vec();
-        let replaced = grounds.held.as_ref().map_or(0, |held| held.revision);
-        compare.push(written_at(&key, replaced));
-        match (&grounds.held, &grounds.position) {
-            (Some(_), _) => {}
-            (None, None) => compare.push(is_empty(&queue)),
-            (None, Some(position)) => compare.extend([
-                created_at(&position_key, position.since),
-                created_since(&queue, position.since),
-            ]),
+    /// Replaces a lease that is held under the same id.
+    async fn replace(&mut self, replacement: Replacement<'_>) -> Result<Next, LeaseError> {
+        // If the lease has changed, the next write uses another etcd lease, because a copy of this
+        // write may be executed later.
+        self.unused = None;
+        let etcd = self.etcd;
+        let replaced = etcd.replace(self.resource, replacement, &mut self.seen);
+        match replaced.await? {
+            Replaced::Reply(reply) => {
+                etcd.memory.attempts.take(&self.ask.ticket);
+                Ok(Next::Reply(reply))
+            }
+            Replaced::Changed => Ok(Next::Read),
+            Replaced::Invalid => self.judge_invalid().await,
         }
-        let mut writes = vec![put(&key, &value(stored), etcd_lease)];
-        if grounds.position.is_some() {
-            writes.push(delete(&position_key));
-        }
-        (compare, writes)
     }
 
     /// Returns the lease whose key was written, if its token is valid. `lasts` is the TTL of the
@@ -284,19 +274,10 @@ impl<'a> Acquiring<'a> {
             etcd.revoke_if_there(etcd_lease).await?;
             return Ok(Next::Read);
         };
-        // Revoke the earlier etcd leases. Otherwise a process that has one in memory would revoke
-        // it on a release and report success, although the lease is still held.
-        while let Some(earlier) = self.moved_from.pop() {
-            etcd.revoke_if_there(earlier).await?;
-        }
         counter.note_write(&mut self.seen);
         let log = etcd.log_after(&header).await?;
         if !counter.is_valid(&header, log, &self.seen) {
-            // etcd was restored from a snapshot, so a new epoch must begin. The step then runs
-            // again and finds this lease.
-            let mut now = etcd.view(resource, self.reads()).await?;
-            now.counter.log = etcd.log_after(&now.counter.header).await?;
-            return Ok(Next::Judge(Box::new(now)));
+            return self.judge_invalid().await;
         }
         let ttl = lasts.saturating_sub(stored.delay);
         etcd.memory.note_lease(resource, stored, etcd_lease, ttl);
@@ -306,12 +287,20 @@ impl<'a> Acquiring<'a> {
         Ok(Next::Reply(Reply::Granted(granted)))
     }
 
+    /// Returns the next action after a grant whose token is not valid: etcd was restored from a
+    /// snapshot, so a new epoch must begin. The step then runs again and finds the lease.
+    async fn judge_invalid(&self) -> Result<Next, LeaseError> {
+        let mut now = self.etcd.view(self.resource, self.reads()).await?;
+        now.counter.log = self.etcd.log_after(&now.counter.header).await?;
+        Ok(Next::Judge(Box::new(now)))
+    }
+
     /// Returns the next action after a write that was not executed, or whose response is missing.
-    fn missed(&mut self, now: Box<View>, is_held: bool, etcd_lease: i64) -> Next {
+    fn missed(&mut self, now: Box<View>, etcd_lease: i64) -> Next {
         // A copy of the write may have been executed. Another request may then have moved the key,
         // and may be about to revoke this etcd lease. The next write therefore uses a new etcd
         // lease, unless the key still has this one.
-        let may_be_moved = (is_held || self.has_lost_answer) && !now.is_blocked_by(etcd_lease);
+        let may_be_moved = self.has_lost_answer && !now.is_blocked_by(etcd_lease);
         if may_be_moved && let Some((used, _)) = self.unused.take() {
             self.etcd.revoke_later(used);
         }

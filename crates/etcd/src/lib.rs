@@ -44,6 +44,7 @@ mod memory;
 mod messages;
 mod queue;
 mod renew;
+mod replace;
 mod stored;
 mod view;
 mod watch;

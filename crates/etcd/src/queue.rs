@@ -69,6 +69,22 @@ impl Acquiring<'_> {
             }
         }
     }
+
+    /// Refuses the request. If it has a position in the queue, removes the position.
+    pub(crate) async fn refuse(
+        &self,
+        position: Option<FoundPosition>,
+        left: Duration,
+    ) -> Result<Next, LeaseError> {
+        let refused = &self.etcd.memory.refused;
+        refused.insert(self.resource.clone(), (), left);
+        if let Some(position) = position {
+            let etcd = self.etcd;
+            etcd.leave(self.resource, &self.id, &position, self.ask.ticket)
+                .await?;
+        }
+        Ok(Next::Reply(Reply::Held { left }))
+    }
 }
 
 impl Etcd {

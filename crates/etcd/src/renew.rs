@@ -3,24 +3,23 @@
 //! KeepAlive alone is not enough. The etcd lease may no longer have its key, or may have ended and
 //! been created again by a late repetition of its LeaseGrant.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tower_fence::{
     Resource, Token,
     lease::{
         LeaseError, TooMuchChange,
-        backend::{Granted, Renewal, Reply, Seen},
+        backend::{Renewal, Reply, Seen},
     },
 };
 
 use crate::{
-    counter::{Counter, CounterState},
-    error::EtcdError,
+    counter::CounterState,
     etcd::{ATTEMPTS, Etcd},
     etcd_lease::{random_id, seconds},
-    messages::{put, written_at},
-    stored::{FoundLease, StoredLease, StoredToken, value},
-    view::{Reads, View},
+    replace::{Replaced, Replacement},
+    stored::{FoundLease, StoredLease, StoredToken},
+    view::Reads,
 };
 
 impl Etcd {
@@ -59,13 +58,9 @@ impl Etcd {
         };
         let left = self.keep_alive(known.etcd_lease).await?;
         let view = self.view(resource, Reads::default()).await?;
-        let renewed = self.confirm(view, &id, known.etcd_lease, seen).await?;
-        Ok(renewed.filter(|_| left > 0).map(|renewed| {
-            let stored = &renewed.lease.stored;
-            self.memory
-                .note_lease(resource, stored, known.etcd_lease, left);
-            renewed.reply(left)
-        }))
+        let confirmed = self.confirm(view, &id, known.etcd_lease, seen).await?;
+        let confirmed = confirmed.filter(|_| left > 0);
+        Ok(confirmed.map(|confirmed| self.held(resource, &confirmed, left)))
     }
 
     /// Reads a lease and renews it. Returns `None` if the lease has changed in the meantime.
@@ -102,7 +97,6 @@ impl Etcd {
         // The TTL of an etcd lease cannot be changed. For another TTL, the key moves to a new etcd
         // lease.
         let moves = ttl != held.stored.ttl;
-        let writes = moves || takes_token;
         let (etcd_lease, lasts) = match moves {
             false => (held.etcd_lease, self.keep_alive(held.etcd_lease).await?),
             true => {
@@ -110,94 +104,36 @@ impl Etcd {
                 (new, self.make_lease(new, ttl.saturating_add(delay)).await?)
             }
         };
-        let stored = StoredLease {
-            ttl,
-            token,
-            ..held.stored.clone()
-        };
-        let after = match writes {
-            false => self.view(resource, Reads::default()).await,
-            true => {
-                self.memory.leases.take(&(resource.clone(), id.clone()));
-                let key = self.keys.lease(resource);
-                let mut compare = self.is_unchanged(resource, &counter).to_vec();
-                compare.push(written_at(&key, held.revision));
-                let write = put(&key, &value(&stored), etcd_lease);
-                self.write(resource, Reads::default(), &compare, vec![write])
-                    .await
-            }
-        };
-        let after = match after {
-            // The etcd lease has already ended.
-            Err(error) if error.is_not_found() => return Ok(None),
-            after => after?,
-        };
-        if writes {
-            counter.note_write(seen);
-        }
-        let is_as_expected = |lease: &FoundLease| match writes {
-            false => lease.revision == held.revision,
-            true => lease.etcd_lease == etcd_lease && lease.stored == stored,
-        };
-        if lasts == 0 || !after.lease.as_ref().is_some_and(is_as_expected) {
-            // If the key is attached to this etcd lease, another renewal has changed the key since.
-            if moves && !after.is_blocked_by(etcd_lease) {
-                self.revoke_later(etcd_lease);
-            }
+        if lasts == 0 {
             return Ok(None);
         }
-        if moves {
-            // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
-            // it on a release and report success, although the lease is still held.
-            self.revoke_if_there(held.etcd_lease).await?;
+        if !moves && !takes_token {
+            let after = self.view(resource, Reads::default()).await?;
+            let revision = after.lease.as_ref().map(|lease| lease.revision);
+            if revision != Some(held.revision) {
+                return Ok(None);
+            }
+            let confirmed = self.confirm(after, &id, etcd_lease, seen).await?;
+            let reply = confirmed.map(|confirmed| self.held(resource, &confirmed, lasts));
+            return Ok(Some(reply.unwrap_or(Reply::Lost)));
         }
-        let Some(renewed) = self.confirm(after, &id, etcd_lease, seen).await? else {
-            return Ok(Some(Reply::Lost));
+        let replacement = Replacement {
+            held: &held,
+            counter: &counter,
+            stored: &StoredLease {
+                ttl,
+                token,
+                ..held.stored.clone()
+            },
+            etcd_lease,
+            lasts,
+            also: vec![],
         };
-        let left = lasts.saturating_sub(stored.delay);
-        self.memory
-            .note_lease(resource, &renewed.lease.stored, etcd_lease, left);
-        Ok(Some(renewed.reply(left)))
-    }
-
-    /// Checks that a lease is held, under this id, with this etcd lease, and in the current
-    /// incarnation of etcd.
-    async fn confirm(
-        &self,
-        mut view: View,
-        id: &str,
-        etcd_lease: i64,
-        seen: &Seen<'_>,
-    ) -> Result<Option<Renewed>, EtcdError> {
-        let lease = view.lease_of(id).cloned();
-        let Some(lease) = lease.filter(|lease| lease.etcd_lease == etcd_lease) else {
-            return Ok(None);
-        };
-        let header = view.counter.header;
-        view.counter.log = self.log_after(&header).await?;
-        let counter = view.counter.valid(seen);
-        let counter = counter.filter(|counter| counter.granted(&lease));
-        Ok(counter.map(|counter| Renewed {
-            lease,
-            counter,
-            revision: header.revision,
-        }))
-    }
-}
-
-/// Lease that was renewed, with its counter and the revision in which both were read.
-struct Renewed {
-    lease: FoundLease,
-    counter: Counter,
-    revision: i64,
-}
-
-impl Renewed {
-    /// Returns the reply for a lease that has `left` seconds left.
-    fn reply(&self, left: u64) -> Reply {
-        let granted = Granted::new(self.lease.token, Duration::from_secs(left));
-        let n = self.counter.counted(self.revision);
-        Reply::Granted(granted.counted(self.counter.epoch, n))
+        Ok(match self.replace(resource, replacement, seen).await? {
+            Replaced::Reply(reply) => Some(reply),
+            Replaced::Changed => None,
+            Replaced::Invalid => Some(Reply::Lost),
+        })
     }
 }
 
