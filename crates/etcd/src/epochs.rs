@@ -44,6 +44,7 @@ impl Etcd {
         let partition = partition_of(resource);
         self.memory.forget_counter(partition);
         let Some(source) = seen.source else {
+            // The driver reads the source, and repeats the step.
             return Ok(Reply::OtherSource(String::new()));
         };
         if view.log == Log::default() {

@@ -104,42 +104,30 @@ impl Counter {
 pub(crate) struct Found {
     /// The value of the key.
     pub(crate) value: String,
+    /// The stored form of the lease id.
     pub(crate) lease: String,
+    /// The attempt that took the key, or `None` if another program has written the key.
+    pub(crate) attempt: Option<Attempt>,
     /// The token of the lease, if the node still has the replication id that it had when the key
     /// was taken.
     pub(crate) token: Option<Token>,
+    /// Whether the request that took the key has sealed its token, and the key had no token before.
+    pub(crate) has_mark: bool,
     pub(crate) owner: Option<Owner>,
     /// The remaining time of the lease, or `None` during its lock delay.
     pub(crate) left: Option<Duration>,
 }
 
-/// Position of the attempt's number in a stored value, whose parts are separated by colons.
-const NUMBER: usize = 1;
-const TICKET: usize = 2;
-const MARK: usize = 7;
 /// Number of words in which `read.lua` describes a lease.
-const READ: usize = 5;
+const READ: usize = 8;
 
 impl Found {
     /// Returns the token and its attempt, if the token is valid.
     pub(crate) fn grant(&self) -> Option<Grant> {
         Some(Grant {
             token: self.token?,
-            attempt: Attempt {
-                number: self.part(NUMBER).parse().ok()?,
-                ticket: self.part(TICKET).parse().ok()?,
-            },
+            attempt: self.attempt?,
         })
-    }
-
-    /// Returns whether the request that took the key has sealed its token, and the key had no token
-    /// before.
-    pub(crate) fn has_mark(&self) -> bool {
-        self.part(MARK) == "1"
-    }
-
-    fn part(&self, place: usize) -> &str {
-        self.value.split(':').nth(place).unwrap_or("")
     }
 }
 
@@ -226,16 +214,19 @@ impl Answer {
 
 /// Parses the words of `read.lua` for one resource.
 fn parse_found(words: &[&str]) -> Result<Option<Found>, LeaseError> {
-    let [value, lease, token, owner, left] = *words else {
+    let [value, lease, number, ticket, token, mark, owner, left] = *words else {
         return Err(unexpected());
     };
     if left.is_empty() {
         return Ok(None);
     }
+    let attempt = number.parse().ok().zip(ticket.parse().ok());
     Ok(Some(Found {
         value: value.into(),
         lease: lease.into(),
+        attempt: attempt.map(|(number, ticket)| Attempt { number, ticket }),
         token: parse_optional_token(token)?,
+        has_mark: mark == "1",
         owner: Owner::new(owner).ok(),
         left: (!left.starts_with('-')).then(|| parse_ms(left)),
     }))
@@ -346,18 +337,22 @@ mod tests {
 
     #[test]
     fn read_finds_leases_and_their_attempts() {
-        let value = "#id:12:34:h:i:5:7:1:0:w";
-        let answers = words(&format!("found {value} #id 7 w -5     "));
+        // The two resources have a lease in its lock delay, and none.
+        let answers = words("found v #id 12 34 7 1 w -5        ");
         let Answer::Found(found) = Answer::parse(&answers).unwrap() else {
             panic!("the answer is not that of a read");
         };
         let [Some(found), None] = &found[..] else {
             panic!("{found:?}");
         };
-        assert_eq!((found.left, found.has_mark()), (None, true));
+        assert_eq!((found.left, found.has_mark), (None, true));
         let grant = found.grant().unwrap();
         assert_eq!((grant.attempt.number, grant.attempt.ticket), (12, 34));
         assert_eq!(grant.token.get(), 7);
+        // Another program has written the key.
+        let answers = words("found v       5");
+        let found = Answer::parse(&answers).unwrap();
+        assert!(found.found().is_some_and(|found| found.grant().is_none()));
         assert!(Answer::parse(&words("found a b")).is_err());
     }
 }

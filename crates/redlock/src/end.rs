@@ -137,8 +137,7 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), abandon).await
     }
 
-    /// If a majority has the lease with this token, breaks it on every node that has it. Without a
-    /// token, breaks every lease of the resource, even one that no majority has.
+    /// Breaks the lease with this token, or without a token, every lease of the resource.
     pub(crate) async fn break_lease(
         &self,
         resource: &Resource,
@@ -146,69 +145,100 @@ impl QuorumBackend {
         token: Option<Token>,
     ) -> Result<Reply, LeaseError> {
         let subject = Subject::any(resource, seen);
-        let has_token = |found: &&Found| token.is_none_or(|token| found.token == Some(token));
+        match token {
+            Some(token) => self.break_token(&subject, token).await,
+            None => self.break_all(&subject).await,
+        }
+    }
+
+    /// If a majority has the lease with this token, breaks it on every node that has it.
+    async fn break_token(&self, subject: &Subject<'_>, token: Token) -> Result<Reply, LeaseError> {
         let has = |answer: &Answer, lease: &str| {
             let mut found = answer.found().into_iter();
             found.any(|found| found.lease == lease)
         };
         let mut broken: Option<String> = None;
-        // The leases of the first read. A later round must not end the lease of a later holder.
-        let mut first: Option<HashSet<String>> = None;
         for _ in 0..BREAK_ATTEMPTS {
-            let answers = self.read(&subject).await?;
-            if !answers.are_enough() {
-                return Err(answers.no_majority());
-            }
-            let found = answers
-                .given
-                .iter()
-                .filter_map(|(_, answer)| answer.found());
-            let first = first.get_or_insert_with(|| found.map(|one| one.lease.clone()).collect());
+            let answers = self.read_majority(subject).await?;
             let most = answers.most(|answer| {
-                let found = answer.found().filter(has_token)?;
+                let found = answer.found().filter(|found| found.token == Some(token))?;
                 Some(found.lease.clone())
             });
             // The nodes without a reply may have the lease as well.
-            let held = most.filter(|(_, count)| *count >= answers.needed());
-            match (held, token) {
-                // Only a lease that a majority had before, and that no node has with another token,
-                // is known to be broken.
-                (Some((lease, count)), Some(_))
-                    if count < self.nodes.majority()
-                        && (broken.as_ref() != Some(&lease)
-                            || answers.count(|answer| has(answer, &lease)) > count) =>
-                {
-                    return Err(answers.no_majority());
-                }
-                (Some((lease, _)), _) => broken = Some(lease),
-                (None, Some(_)) => {
-                    // A lease that was renewed with a new token in the meantime is not broken.
-                    let is_kept = |lease: &String| {
-                        answers.count(|answer| has(answer, lease)) >= answers.needed()
-                    };
-                    return Ok(reply(broken.is_some_and(|lease| !is_kept(&lease))));
-                }
-                (None, None) => {}
-            }
-            let is_one = |found: &Found| match token {
-                Some(_) => broken.as_ref() == Some(&found.lease),
-                None => first.contains(&found.lease),
+            let Some((lease, count)) = most.filter(|(_, count)| *count >= answers.needed()) else {
+                // A lease that was renewed with a new token in the meantime is not broken.
+                let is_kept =
+                    |lease: &String| answers.count(|answer| has(answer, lease)) >= answers.needed();
+                return Ok(reply(broken.is_some_and(|lease| !is_kept(&lease))));
             };
-            let ends = self.end(&subject, &answers, is_one).await?;
-            // If the numbers differ, a lease has changed since it was read, for example by a
-            // renewal, or some replies are missing.
-            let ended = ends.count(has_ended);
-            if ended == answers.count(|answer| answer.found().is_some_and(is_one)) {
-                return Ok(reply(broken.is_some()));
+            // Only a lease that a majority had before, and that no node has with another token, is
+            // known to be broken.
+            let had_majority = broken.as_ref() == Some(&lease);
+            let has_other_token = answers.count(|answer| has(answer, &lease)) > count;
+            if count < answers.majority() && (!had_majority || has_other_token) {
+                return Err(answers.no_majority());
+            }
+            if self
+                .end_all(subject, &answers, |found| found.lease == lease)
+                .await?
+            {
+                return Ok(Reply::Ended);
+            }
+            broken = Some(lease);
+        }
+        Ok(Reply::Again)
+    }
+
+    /// Breaks every lease of the resource, even one that no majority has. The reply is
+    /// [`Reply::Ended`] if a majority may have had a lease.
+    async fn break_all(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
+        let mut was_held = false;
+        // The leases of the first read. A later round must not end the lease of a later holder.
+        let mut first: Option<HashSet<String>> = None;
+        for _ in 0..BREAK_ATTEMPTS {
+            let answers = self.read_majority(subject).await?;
+            let lease_of = |answer: &Answer| Some(answer.found()?.lease.clone());
+            let most = answers.most(lease_of);
+            // The nodes without a reply may have the lease as well.
+            was_held |= most.is_some_and(|(_, count)| count >= answers.needed());
+            let first = first.get_or_insert_with(|| {
+                let given = answers.given.iter();
+                given.filter_map(|(_, answer)| lease_of(answer)).collect()
+            });
+            let is_one = |found: &Found| first.contains(&found.lease);
+            if self.end_all(subject, &answers, is_one).await? {
+                return Ok(reply(was_held));
             }
         }
         Ok(Reply::Again)
+    }
+
+    /// Reads the lease of the resource on each node, of which a majority must reply.
+    async fn read_majority(&self, subject: &Subject<'_>) -> Result<Answers, LeaseError> {
+        let answers = self.read(subject).await?;
+        match answers.are_enough() {
+            true => Ok(answers),
+            false => Err(answers.no_majority()),
+        }
     }
 
     /// Reads the lease of the resource on each node.
     pub(crate) async fn read(&self, subject: &Subject<'_>) -> Result<Answers, LeaseError> {
         let read = |_| Some(self.nodes.scripts().read([subject.resource]));
         self.nodes.ask(subject.source(), read).await
+    }
+
+    /// Deletes the leases like [`end`](Self::end). Returns false if a lease remains, because it has
+    /// changed since it was read, for example by a renewal, or if some replies are missing.
+    async fn end_all(
+        &self,
+        subject: &Subject<'_>,
+        answers: &Answers,
+        is_one: impl Fn(&Found) -> bool,
+    ) -> Result<bool, LeaseError> {
+        let found = answers.count(|answer| answer.found().is_some_and(&is_one));
+        let ends = self.end(subject, answers, &is_one).await?;
+        Ok(ends.count(has_ended) == found)
     }
 
     /// On each node, deletes the lease that was read there, if `is_one` returns true for it and its

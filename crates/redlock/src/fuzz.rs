@@ -40,12 +40,12 @@ mod tests {
     /// Generates replies to a read of up to two leases.
     fn found() -> impl Strategy<Value = String> {
         let number = "[0-9]{1,20}";
-        let value = (number, number, "[01]")
-            .prop_map(|(attempt, ticket, mark)| format!("#id:{attempt}:{ticket}:h:i:5:7:{mark}"));
-        let lease =
-            (value, "[0-9]{0,16}", "w?", "-?[0-9]{0,5}").prop_map(|(value, token, owner, left)| {
-                format!("\n{value}\n#id\n{token}\n{owner}\n{left}")
-            });
+        let attempt = (number, number).prop_map(|(number, ticket)| format!("{number}\n{ticket}"));
+        let lease = (attempt, "[0-9]{0,16}", "[01]", "w?", "-?[0-9]{0,5}").prop_map(
+            |(attempt, token, mark, owner, left)| {
+                format!("\nv\n#id\n{attempt}\n{token}\n{mark}\n{owner}\n{left}")
+            },
+        );
         vec(lease, 0..3).prop_map(|leases| format!("found{}", leases.concat()))
     }
 

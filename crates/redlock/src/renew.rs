@@ -170,7 +170,7 @@ impl QuorumBackend {
             let found = answer.found()?;
             let grant = found.grant()?;
             let is_late = known.is_some_and(|known| {
-                found.has_mark() && grant.attempt.number <= known.attempt.number
+                found.has_mark && grant.attempt.number <= known.attempt.number
             });
             let is_its = found.lease == subject.lease && found.left.is_some();
             (is_its && !is_late).then_some(grant)

@@ -1,15 +1,19 @@
 -- Reads several leases.
 -- KEYS: a counter and a lease for each resource.
--- Returns 'found', and for each resource the value, the id, the token and the owner of its lease,
--- and the remaining time in ms. All five are '' if there is no lease. The token is '' if it was
--- stored under another replication id, and the time is below 0 during the lock delay.
+-- Returns 'found', and for each resource the value of its lease and parts of it: id, number and
+-- ticket of the attempt, token, mark, and owner, and then the remaining time in ms. All eight are
+-- '' if there is no lease. The token is '' if it was stored under another replication id, and the
+-- time is below 0 during the lock delay.
 local history, words = history_of(replication()), {'found'}
 for place = 2, #KEYS, 2 do
   local lease = current(KEYS[place])
-  local found = {'', '', '', '', ''}
+  local found = {'', '', '', '', '', '', '', ''}
   if lease then
     local token = lease.history == history and lease.token or ''
-    found = {lease.value, lease.id or '', token, lease.owner or '', digits(lease.left - lease.delay)}
+    found = {
+      lease.value, lease.id or '', lease.number or '', lease.ticket or '', token, lease.mark or '',
+      lease.owner or '', digits(lease.left - lease.delay),
+    }
   end
   for _, word in ipairs(found) do
     words[#words + 1] = word

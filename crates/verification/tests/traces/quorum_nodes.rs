@@ -400,7 +400,7 @@ impl Node {
                 *token == digits(renewed.token)
                     && counted(renewed.usable, renewed.counted, [usable, epoch, n])
             }
-            (Answer::Found(key), ["found", value, _, _, _, _]) => self.is_key(value, &key),
+            (Answer::Found(key), ["found", value, ..]) => self.is_key(value, &key),
             (Answer::Held, ["held", ..])
             | (Answer::Older, ["older", _])
             | (Answer::Lost, ["lost"])
@@ -408,7 +408,7 @@ impl Node {
             | (Answer::Refused, ["refused"])
             | (Answer::Ended, ["ended"])
             | (Answer::Begun, ["begun"])
-            | (Answer::None, ["none"] | ["found", "", "", "", "", ""]) => true,
+            | (Answer::None, ["none"] | ["found", "", ..]) => true,
             _ => false,
         };
         if !is_as {
