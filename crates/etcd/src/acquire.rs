@@ -12,7 +12,7 @@ use tower_fence::{
     epochs::partition_of,
     lease::{
         LeaseError, TooMuchChange,
-        backend::{Ask, Granted, Reply, Seen, Waits},
+        backend::{Ask, Reply, Seen, Waits},
     },
 };
 
@@ -20,10 +20,10 @@ use crate::{
     counter::{Counter, CounterState},
     etcd::{ATTEMPTS, Etcd},
     etcd_lease::{random_id, seconds},
-    messages::{Header, created_at, created_since, delete, is_empty, put, written_at},
+    messages::{created_at, created_since, delete, is_empty, put, written_at},
     replace::{Replaced, Replacement},
     stored::{FoundLease, FoundPosition, StoredLease, StoredToken, owner_of, value},
-    view::{Reads, View, Written},
+    view::{Reads, View},
 };
 
 /// Time for which a free resource is reported as blocked if other requests wait for it.
@@ -215,28 +215,56 @@ impl<'a> Acquiring<'a> {
             ]),
         }
         let writes = [vec![put(&key, &value(&stored), etcd_lease)], leaves].concat();
-        let written = etcd.write_once(resource, self.reads(), &compare, &writes);
-        match written.await {
-            Ok(Written::Yes(header)) => {
-                let lease = (etcd_lease, lasts);
-                self.confirm(&counter, &stored, lease, header).await
-            }
-            Ok(Written::No(now)) => Ok(self.missed(now, etcd_lease)),
+        let written = etcd.write_once(resource, self.reads(), &compare, writes);
+        let now = match written.await {
+            Ok((_, now)) => now,
             // The new etcd lease has already expired.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
-                Ok(Next::Read)
+                return Ok(Next::Read);
             }
             // The key may have been written. Read it before the write is repeated. Otherwise the
             // repeated write could restore the key after another request has moved it to another
             // etcd lease, and the key would be deleted with the earlier etcd lease.
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
-                let now = Box::new(etcd.view(resource, self.reads()).await?);
-                Ok(self.missed(now, etcd_lease))
+                etcd.view(resource, self.reads()).await?
             }
-            Err(error) => Err(error.into()),
+            Err(error) => return Err(error.into()),
+        };
+        if !now.has(&stored, etcd_lease) {
+            return self.missed(now, etcd_lease).await;
         }
+        // The etcd lease has the key.
+        self.unused = None;
+        counter.note_write(&mut self.seen);
+        let confirmed = etcd.confirm(now, &self.id, etcd_lease, &self.seen);
+        match confirmed.await? {
+            Some(confirmed) => {
+                etcd.memory.attempts.take(&self.ask.ticket);
+                let reply = etcd.held(resource, &confirmed, lasts);
+                Ok(Next::Reply(reply))
+            }
+            None => self.judge_invalid().await,
+        }
+    }
+
+    /// Returns the next action after a write that was not executed, or whose response is missing.
+    async fn missed(&mut self, now: View, etcd_lease: i64) -> Result<Next, LeaseError> {
+        if now.is_blocked_by(etcd_lease) && now.lease.is_none() {
+            // The epoch ran out of tokens in the meantime, so the key has no token.
+            self.unused = None;
+            self.etcd.revoke_if_there(etcd_lease).await?;
+            return Ok(Next::Read);
+        }
+        // A copy of the write may have been executed. Another request may then have moved the key,
+        // and may be about to revoke this etcd lease. The next write therefore uses a new etcd
+        // lease, unless the key still has this one.
+        let may_be_moved = self.has_lost_answer && !now.is_blocked_by(etcd_lease);
+        if may_be_moved && let Some((used, _)) = self.unused.take() {
+            self.etcd.revoke_later(used);
+        }
+        Ok(Next::Judge(Box::new(now)))
     }
 
     /// Replaces a lease that is held under the same id.
@@ -256,55 +284,12 @@ impl<'a> Acquiring<'a> {
         }
     }
 
-    /// Returns the lease whose key was written, if its token is valid. `lasts` is the TTL of the
-    /// etcd lease in seconds.
-    async fn confirm(
-        &mut self,
-        counter: &Counter,
-        stored: &StoredLease,
-        (etcd_lease, lasts): (i64, u64),
-        header: Header,
-    ) -> Result<Next, LeaseError> {
-        let (etcd, resource) = (self.etcd, self.resource);
-        // The etcd lease has the key.
-        self.unused = None;
-        let Some(token) = stored.token_at(header.revision) else {
-            // The epoch ran out of tokens in the meantime, so the key has no token.
-            etcd.memory.forget_counter(partition_of(resource));
-            etcd.revoke_if_there(etcd_lease).await?;
-            return Ok(Next::Read);
-        };
-        counter.note_write(&mut self.seen);
-        let log = etcd.log_after(&header).await?;
-        if !counter.is_valid(&header, log, &self.seen) {
-            return self.judge_invalid().await;
-        }
-        let ttl = lasts.saturating_sub(stored.delay);
-        etcd.memory.note_lease(resource, stored, etcd_lease, ttl);
-        etcd.memory.attempts.take(&self.ask.ticket);
-        let granted = Granted::new(token, Duration::from_secs(ttl));
-        let granted = granted.counted(counter.epoch, counter.counted(header.revision));
-        Ok(Next::Reply(Reply::Granted(granted)))
-    }
-
     /// Returns the next action after a grant whose token is not valid: etcd was restored from a
     /// snapshot, so a new epoch must begin. The step then runs again and finds the lease.
     async fn judge_invalid(&self) -> Result<Next, LeaseError> {
         let mut now = self.etcd.view(self.resource, self.reads()).await?;
         now.counter.log = self.etcd.log_after(&now.counter.header).await?;
         Ok(Next::Judge(Box::new(now)))
-    }
-
-    /// Returns the next action after a write that was not executed, or whose response is missing.
-    fn missed(&mut self, now: Box<View>, etcd_lease: i64) -> Next {
-        // A copy of the write may have been executed. Another request may then have moved the key,
-        // and may be about to revoke this etcd lease. The next write therefore uses a new etcd
-        // lease, unless the key still has this one.
-        let may_be_moved = self.has_lost_answer && !now.is_blocked_by(etcd_lease);
-        if may_be_moved && let Some((used, _)) = self.unused.take() {
-            self.etcd.revoke_later(used);
-        }
-        Next::Judge(now)
     }
 
     /// Returns the etcd lease for the key, and its TTL in seconds. If the request is dropped, the

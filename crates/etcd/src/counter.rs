@@ -58,15 +58,6 @@ impl Counter {
         }
     }
 
-    /// Returns whether the tokens of the counter were valid in a transaction that has compared the
-    /// counter and the incarnation of etcd. `log` must have been read after the transaction.
-    pub(crate) fn is_valid(&self, header: &Header, log: Log, seen: &Seen<'_>) -> bool {
-        let incarnation: Option<StoredIncarnation> = serde_json::from_slice(&self.incarnation).ok();
-        let counted = (self.epoch.get(), self.counted(header.revision));
-        incarnation.is_some_and(|incarnation| incarnation.is_of(header, log))
-            && counted >= (seen.epoch, seen.n)
-    }
-
     /// Returns the count of the counter in this revision.
     pub(crate) const fn counted(&self, revision: i64) -> i64 {
         revision.saturating_sub(self.base)

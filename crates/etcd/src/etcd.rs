@@ -44,6 +44,17 @@ impl Etcd {
         self.checked(self.gateway.call("/v3/kv/txn", &body).await?)
     }
 
+    /// Like [`txn`](Self::txn), but sends the transaction only once.
+    pub(crate) async fn txn_once(
+        &self,
+        compare: &[Value],
+        success: &[Value],
+        failure: &[Value],
+    ) -> Result<TxnAnswer, EtcdError> {
+        let body = json!({ "compare": compare, "success": success, "failure": failure });
+        self.checked(self.gateway.call_once("/v3/kv/txn", &body).await?)
+    }
+
     /// Refuses a response without a cluster id, which does not come from etcd.
     pub(crate) fn checked(&self, answer: TxnAnswer) -> Result<TxnAnswer, EtcdError> {
         match answer.header.cluster_id {

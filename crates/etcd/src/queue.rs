@@ -17,7 +17,6 @@ use crate::{
     etcd::Etcd,
     messages::{delete, put, written_at},
     stored::{FoundPosition, StoredPosition, owner_of, value},
-    view::Written,
 };
 
 impl Acquiring<'_> {
@@ -47,13 +46,13 @@ impl Acquiring<'_> {
         let key = etcd.keys.position(self.resource, &self.id);
         let revision = position.map_or(0, |position| position.revision);
         let compare = [written_at(&key, revision)];
-        let write = [put(&key, &value(&stored), etcd_lease)];
+        let write = vec![put(&key, &value(&stored), etcd_lease)];
         let written = etcd
-            .write_once(self.resource, self.reads(), &compare, &write)
+            .write_once(self.resource, self.reads(), &compare, write)
             .await;
         match written {
-            Ok(Written::Yes(_)) => Ok(Next::Reply(Reply::Queued { left, joined })),
-            Ok(Written::No(now)) => Ok(Next::Judge(now)),
+            Ok((true, _)) => Ok(Next::Reply(Reply::Queued { left, joined })),
+            Ok((false, now)) => Ok(Next::Judge(Box::new(now))),
             // The positions of this process have expired, for example during a pause. The listener
             // of the process reconnects.
             Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),

@@ -78,12 +78,11 @@ impl Etcd {
             after => after?,
         };
         counter.note_write(seen);
-        let lease = after.lease.as_ref();
-        if !lease.is_some_and(|lease| lease.etcd_lease == etcd_lease && lease.stored == *stored) {
+        if !after.has(stored, etcd_lease) {
             let is_unused = match after.is_blocked_by(etcd_lease) {
                 // If the key has a token, another renewal has changed the lease since. If not, the
                 // epoch ran out of tokens in the meantime.
-                true => lease.is_none(),
+                true => after.lease.is_none(),
                 false => etcd_lease != held.etcd_lease,
             };
             if is_unused {

@@ -1,6 +1,6 @@
 //! Transactions on a resource, which also read its state.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tower_fence::{Resource, epochs::partition_of};
 
 use crate::{
@@ -8,8 +8,8 @@ use crate::{
     error::EtcdError,
     etcd::Etcd,
     incarnation::Log,
-    messages::{Header, KeyValue, TxnAnswer, count, get, get_first},
-    stored::{FoundLease, FoundPosition},
+    messages::{KeyValue, TxnAnswer, count, get, get_first},
+    stored::{FoundLease, FoundPosition, StoredLease},
 };
 
 /// State of a resource in one revision.
@@ -37,19 +37,19 @@ pub(crate) struct Reads<'a> {
     pub(crate) first: bool,
 }
 
-/// Outcome of a transaction that was sent once.
-pub(crate) enum Written {
-    Yes(Header),
-    /// The comparisons did not hold. Contains the state of the resource.
-    No(Box<View>),
-}
-
 impl View {
     /// Returns whether the resource is blocked by a key that is attached to this etcd lease.
     pub(crate) fn is_blocked_by(&self, etcd_lease: i64) -> bool {
         self.blocked_by
             .as_ref()
             .is_some_and(|kv| kv.lease == etcd_lease)
+    }
+
+    /// Returns whether the key has this value, with a valid token, and is attached to this etcd
+    /// lease.
+    pub(crate) fn has(&self, stored: &StoredLease, etcd_lease: i64) -> bool {
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.etcd_lease == etcd_lease && lease.stored == *stored)
     }
 
     /// Returns the lease, if it has this stored id.
@@ -83,23 +83,19 @@ impl Etcd {
         Ok(Self::parse(self.txn(compare, &writes, &reads).await?))
     }
 
-    /// Writes if the comparisons hold, and reads the resource if they do not. Sends the transaction
-    /// only once, and returns an error if its outcome is unknown.
+    /// Like [`write`](Self::write), but sends the transaction only once, and returns an error if its
+    /// outcome is unknown. Also returns whether the comparisons held.
     pub(crate) async fn write_once(
         &self,
         resource: &Resource,
         reads: Reads<'_>,
         compare: &[Value],
-        writes: &[Value],
-    ) -> Result<Written, EtcdError> {
+        writes: Vec<Value>,
+    ) -> Result<(bool, View), EtcdError> {
         let reads = self.operations(resource, reads);
-        let body = json!({ "compare": compare, "success": writes, "failure": reads });
-        let answer = self.gateway.call_once("/v3/kv/txn", &body).await?;
-        let answer: TxnAnswer = self.checked(answer)?;
-        Ok(match answer.succeeded {
-            true => Written::Yes(answer.header),
-            false => Written::No(Box::new(Self::parse(answer))),
-        })
+        let writes = [writes, reads.clone()].concat();
+        let answer = self.txn_once(compare, &writes, &reads).await?;
+        Ok((answer.succeeded, Self::parse(answer)))
     }
 
     /// Returns the operations that read a resource.
