@@ -235,7 +235,7 @@ impl<'a> Acquiring<'a> {
         if !now.has(&stored, etcd_lease) {
             return self.missed(now, etcd_lease).await;
         }
-        // The etcd lease has the key.
+        // The key is attached to the etcd lease.
         self.unused = None;
         counter.note_write(&mut self.seen);
         let confirmed = etcd.confirm(now, &self.id, etcd_lease, &self.seen);
@@ -269,8 +269,8 @@ impl<'a> Acquiring<'a> {
 
     /// Replaces a lease that is held under the same id.
     async fn replace(&mut self, replacement: Replacement<'_>) -> Result<Next, LeaseError> {
-        // If the lease has changed, the next write uses another etcd lease, because a copy of this
-        // write may be executed later.
+        // If the lease has changed, another request may be about to revoke this etcd lease. The next
+        // write therefore uses a new one.
         self.unused = None;
         let etcd = self.etcd;
         let replaced = etcd.replace(self.resource, replacement, &mut self.seen);

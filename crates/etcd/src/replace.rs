@@ -65,7 +65,8 @@ impl Etcd {
             lasts,
             also,
         } = replacement;
-        // A later release must not rely on the etcd lease in memory.
+        // The key may move to another etcd lease. A later release must not rely on the one in
+        // memory.
         let known = (resource.clone(), stored.id.clone());
         self.memory.leases.take(&known);
         let key = self.keys.lease(resource);
@@ -126,8 +127,7 @@ impl Etcd {
         }))
     }
 
-    /// Records a held lease whose etcd lease lasts for this number of seconds, and returns the
-    /// reply.
+    /// Records a held lease whose etcd lease lasts for `lasts` seconds, and returns the reply.
     pub(crate) fn held(&self, resource: &Resource, confirmed: &Confirmed, lasts: u64) -> Reply {
         let Confirmed {
             lease,
