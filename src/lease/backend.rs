@@ -159,9 +159,10 @@ pub fn check_key_prefix(prefix: &str) -> Result<(), LeaseError> {
 
 /// Step on one resource.
 ///
-/// To any step, a store may also reply with [`Again`](Reply::Again). To an acquisition or a renewal,
-/// a store that counts within epochs may also reply with [`NeedsEpoch`](Reply::NeedsEpoch),
-/// [`Behind`](Reply::Behind) or [`OtherSource`](Reply::OtherSource).
+/// To any step, a store may also reply with [`Again`](Reply::Again). To an acquisition or a
+/// renewal, a store that counts within epochs may also reply with
+/// [`NeedsEpoch`](Reply::NeedsEpoch), [`Behind`](Reply::Behind) or
+/// [`OtherSource`](Reply::OtherSource).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Step<'a> {

@@ -269,8 +269,8 @@ impl<'a> Acquiring<'a> {
 
     /// Replaces a lease that is held under the same id.
     async fn replace(&mut self, replacement: Replacement<'_>) -> Result<Next, LeaseError> {
-        // If the lease has changed, another request may be about to revoke this etcd lease. The next
-        // write therefore uses a new one.
+        // If the lease has changed, another request may be about to revoke this etcd lease. The
+        // next write therefore uses a new one.
         self.unused = None;
         let etcd = self.etcd;
         let replaced = etcd.replace(self.resource, replacement, &mut self.seen);

@@ -62,8 +62,8 @@ impl Memory {
         self.counters().remove(&partition);
     }
 
-    /// Records the etcd lease of a lease that lasts for `left` seconds. A lease with a lock delay is
-    /// not recorded, because its release has to read whether the lock delay has begun.
+    /// Records the etcd lease of a lease that lasts for `left` seconds. A lease with a lock delay
+    /// is not recorded, because its release has to read whether the lock delay has begun.
     pub(crate) fn note_lease(
         &self,
         resource: &Resource,

@@ -83,8 +83,8 @@ impl Etcd {
         Ok(Self::parse(self.txn(compare, &writes, &reads).await?))
     }
 
-    /// Like [`write`](Self::write), but sends the transaction only once, and returns an error if its
-    /// outcome is unknown. Also returns whether the comparisons held.
+    /// Like [`write`](Self::write), but sends the transaction only once, and returns an error if
+    /// its outcome is unknown. Also returns whether the comparisons held.
     pub(crate) async fn write_once(
         &self,
         resource: &Resource,
