@@ -150,9 +150,9 @@ pub fn say_exit(text: &str, status: u8) {
     }));
 }
 
-/// Adds a message to the lines of the log. Does not wait until it is written.
+/// Adds a message of `run` to the lines of the log. Does not wait until it is written.
 pub fn report(text: impl Display) {
-    _ = Lossy.write_all(format!("{text}\n").as_bytes());
+    _ = Lossy.write_all(format!("tower-fence: {text}\n").as_bytes());
 }
 
 /// Waits until the earlier lines have been written. The wait ends after a second, because a pipe

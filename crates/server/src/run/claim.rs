@@ -165,7 +165,7 @@ impl<L: Leases + Clone> Claim<L> {
                 Released::Failed(error) => {
                     let (resource, error) = (shown(resource.as_str()), chain(&error));
                     logs::report(format_args!(
-                        "tower-fence: the lease on {resource} may have been granted and could not be released; \
+                        "the lease on {resource} may have been granted and could not be released; \
                          it will expire: {error}"
                     ));
                 }
@@ -205,7 +205,7 @@ impl<L: Leases + Clone> Claim<L> {
         if let Released::Failed(error) = &released {
             let (resource, error) = (shown(self.resource.as_str()), chain(error));
             logs::report(format_args!(
-                "tower-fence: the lease on {resource} could not be released and will expire: {error}"
+                "the lease on {resource} could not be released and will expire: {error}"
             ));
         }
         released
@@ -229,7 +229,7 @@ impl<L: Leases + Clone> Claim<L> {
             Err(_) => "the server did not answer in time".into(),
         };
         logs::report(format_args!(
-            "tower-fence: the lease on {} may expire before the end of --at-least: {failure}",
+            "the lease on {} may expire before the end of --at-least: {failure}",
             shown(self.resource.as_str())
         ));
     }

@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Interval between checks of the command's processes. Each CHILD signal causes a further check.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub async fn run(args: RunArgs) -> Result<u8, Failure> {
     let mut signals = Signals::new()?;
@@ -103,9 +103,14 @@ async fn under_lease<L: Leases + Clone>(
     };
     let ended = attend(&lease, &mut process, &mut signals, began, args.max_time).await;
     let is_gone = process.stop(args.grace, &mut signals).await;
-    if let End::Lost(loss) = ended {
-        return Err(lost(&claim, &loss, &mut process).await);
-    }
+    let outcome = match ended {
+        End::Ended(status) => Ok(status),
+        End::TimeUp => Err(Failure::new(
+            failure::TIME_UP,
+            "the command ran longer than --max-time and was stopped",
+        )),
+        End::Lost(loss) => return Err(lost(&claim, &loss, &mut process).await),
+    };
     if !is_gone && let Err(loss) = keep_until_gone(&lease, &mut process, &mut signals).await {
         return Err(lost(&claim, &loss, &mut process).await);
     }
@@ -135,13 +140,7 @@ async fn under_lease<L: Leases + Clone>(
         }
         Kept::Lost => claim.release_lost().await,
     }
-    match ended {
-        End::Ended(status) => Ok(status),
-        End::TimeUp | End::Lost(_) => Err(Failure::new(
-            failure::TIME_UP,
-            "the command ran longer than --max-time and was stopped",
-        )),
-    }
+    outcome
 }
 
 /// Forwards signals to the command until it has ended, its lease is lost, or `max_time` has passed.
@@ -173,7 +172,7 @@ async fn attend<L: Leases>(
                 _ => process.pass_on(heard),
             },
             () = reach(time_is_up) => return End::TimeUp,
-            () = sleep(LOOK) => {}
+            () = sleep(CHECK_INTERVAL) => {}
         }
     }
 }
@@ -184,15 +183,15 @@ async fn keep_until_gone<L: Leases>(
     process: &mut Process,
     signals: &mut Signals,
 ) -> Result<(), Loss> {
-    let mut told = String::new();
+    let mut reported = String::new();
     while let Some(alive) = process.alive() {
         let alive = alive.to_string();
-        if told != alive {
+        if reported != alive {
             logs::report(format_args!(
-                "tower-fence: processes of the command could not be stopped, and the lease is kept until they have \
+                "processes of the command could not be stopped, and the lease is kept until they have \
                  ended: {alive}"
             ));
-            told = alive;
+            reported = alive;
         }
         process.kill();
         tokio::select! {
@@ -200,7 +199,7 @@ async fn keep_until_gone<L: Leases>(
             heard = signals.next() => if heard.is_interrupt() {
                 process.pass_on(heard);
             },
-            () = sleep(LOOK) => {}
+            () = sleep(CHECK_INTERVAL) => {}
         }
     }
     Ok(())

@@ -27,10 +27,10 @@ use crate::{
     logs,
 };
 
-/// First pause between two checks of the processes. The pauses grow up to [`LONGEST_LOOK`]. The
+/// First pause between two checks of the processes. The pauses grow up to [`LONGEST_PAUSE`]. The
 /// processes must be polled, because the system does not report the end of all of them.
-const FIRST_LOOK: Duration = Duration::from_millis(10);
-const LONGEST_LOOK: Duration = Duration::from_millis(200);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// How long killed processes may take to end.
 const KILLED: Duration = Duration::from_secs(2);
 /// How long a command may take to suspend after TSTP.
@@ -38,7 +38,7 @@ const STOPPED: Duration = Duration::from_secs(1);
 
 pub struct Process {
     id: Pid,
-    place: Place,
+    group: Group,
     inherited: Inherited,
     /// Whether the command and its group have ended. The system may then reuse their id.
     is_group_gone: bool,
@@ -53,9 +53,9 @@ pub struct Process {
 
 /// The process group of the command.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum Group {
     /// The command has its own process group.
-    OwnGroup,
+    Own,
     /// The command has its own process group, which is put into the foreground of the terminal.
     /// This process leads the session of the terminal, as in a container.
     OwnTerminal,
@@ -85,10 +85,10 @@ impl Process {
         let (program, arguments) = command
             .split_first()
             .ok_or_else(|| Failure::usage("no command"))?;
-        let place = Place::here();
+        let group = Group::here();
         let mut command = Command::new(program);
         command.args(arguments).envs(environment);
-        if place != Place::Foreground {
+        if group != Group::Foreground {
             command.process_group(0);
         }
         let inherited = Inherited::now();
@@ -102,14 +102,14 @@ impl Process {
         let id = Pid::from_child(&child);
         let process = Self {
             id,
-            place,
+            group,
             inherited,
             is_group_gone: false,
             status: None,
             is_asked_to_end: false,
             is_stop_reported: false,
         };
-        if place == Place::OwnTerminal {
+        if group == Group::OwnTerminal {
             _ = tcsetpgrp(io::stdin(), process.id);
             // If the command read from the terminal before it was in the foreground, it was
             // stopped.
@@ -120,7 +120,7 @@ impl Process {
 
     /// Returns whether the command has no process group of its own.
     pub fn is_in_foreground(&self) -> bool {
-        self.place == Place::Foreground
+        self.group == Group::Foreground
     }
 
     /// Returns the exit status that a shell would report for the command; `None` while the command
@@ -130,13 +130,13 @@ impl Process {
             _ if id != self.id || self.status.is_some() => {}
             None => {
                 // Ctrl-C has reached only the command, because its group has the terminal.
-                self.is_asked_to_end |= self.place == Place::OwnTerminal
+                self.is_asked_to_end |= self.group == Group::OwnTerminal
                     && number(status) == 128 + Signal::INT.as_raw() as u8;
                 self.status = Some(number(status));
             }
             // After Ctrl-Z, there is no shell that could continue the command.
             Some(stopped)
-                if stopped == Signal::TSTP.as_raw() && self.place == Place::OwnTerminal =>
+                if stopped == Signal::TSTP.as_raw() && self.group == Group::OwnTerminal =>
             {
                 self.send(Signal::CONT);
             }
@@ -149,7 +149,7 @@ impl Process {
             {
                 self.is_stop_reported = true;
                 logs::report(
-                    "tower-fence: the command is stopped, because it uses the terminal in the background; the lease \
+                    "the command is stopped, because it uses the terminal in the background; the lease \
                      is kept",
                 );
             }
@@ -245,9 +245,9 @@ impl Process {
     pub fn alive(&mut self) -> Option<Alive> {
         let has_ended = self.status().is_some();
         self.is_group_gone |= has_ended && alive::is_empty(self.id);
-        match self.place {
-            Place::Foreground if has_ended => None,
-            Place::Foreground => Some(Alive::process(self.id)),
+        match self.group {
+            Group::Foreground if has_ended => None,
+            Group::Foreground => Some(Alive::process(self.id)),
             _ => self.all_alive(),
         }
     }
@@ -272,14 +272,14 @@ impl Process {
         mut is_true: impl FnMut(&mut Self) -> bool,
     ) -> bool {
         let began = Instant::now();
-        let mut pause = FIRST_LOOK;
+        let mut pause = FIRST_PAUSE;
         while !is_true(self) {
             let left = limit.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return false;
             }
             sleep(pause.min(left)).await;
-            pause = (2 * pause).min(LONGEST_LOOK);
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
         true
     }
@@ -287,9 +287,9 @@ impl Process {
     /// Sends a signal to the group of the command. In the foreground, only the command itself
     /// receives the signal.
     fn send(&self, signal: Signal) {
-        _ = match self.place {
-            Place::Foreground if self.status.is_some() => Ok(()),
-            Place::Foreground => kill_process(self.id, signal),
+        _ = match self.group {
+            Group::Foreground if self.status.is_some() => Ok(()),
+            Group::Foreground => kill_process(self.id, signal),
             _ if self.is_group_gone => Ok(()),
             _ => kill_process_group(self.id, signal),
         };
@@ -322,7 +322,7 @@ impl Drop for Process {
     }
 }
 
-impl Place {
+impl Group {
     /// Selects the process group of a command. If this process is in the foreground of the terminal
     /// at standard input, so is the command. In the background, it could not read from the
     /// terminal.
@@ -333,7 +333,7 @@ impl Place {
                 Ok(leader) if leader == getpid() => Self::OwnTerminal,
                 _ => Self::Foreground,
             },
-            _ => Self::OwnGroup,
+            _ => Self::Own,
         }
     }
 }
