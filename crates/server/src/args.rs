@@ -75,57 +75,50 @@ pub enum Command {
     Generate(GenerateArgs),
 }
 
+impl Command {
+    /// Returns the settings file, if the command accepts one and it is given.
+    fn config_file(&self) -> Option<&Path> {
+        match self {
+            Self::Serve(args) | Self::Config(args) => args.config.as_deref(),
+            Self::Check(args) => args.serve.config.as_deref(),
+            _ => None,
+        }
+    }
+}
+
 /// A parsed command line.
 pub struct Line {
     pub command: Command,
     pub settings: Settings,
 }
 
-/// The settings that `config` prints: the parsed command line, and the words that the settings file
-/// has added to it.
-pub struct Settings {
-    program: clap::Command,
-    matches: ArgMatches,
-    of_file: Vec<OsString>,
-}
-
 /// An invalid command line or settings file, or a request for help.
 pub enum Unread {
-    Words(clap::Error),
+    CommandLine(clap::Error),
     File(Failure),
 }
 
 impl Line {
     /// Parses a command line and the settings file that it names.
-    pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, Unread> {
-        let mut words: Vec<_> = words.into_iter().collect();
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Unread> {
+        let mut arguments: Vec<_> = arguments.into_iter().collect();
         let with_options = |command: clap::Command| command.mut_args(prepared);
         let program = with_options(Cli::command()).mut_subcommands(with_options);
-        let read = |words: &[OsString]| {
-            let matches = program.clone().try_get_matches_from(words)?;
+        let parse = |arguments: &[OsString]| {
+            let matches = program.clone().try_get_matches_from(arguments)?;
             Ok((Cli::from_arg_matches(&matches)?.command, matches))
         };
-        let (mut command, mut matches) = read(&words)
-            .map_err(|error: clap::Error| Unread::Words(with_variable(error, &program, &words)))?;
+        let (mut command, mut matches) = parse(&arguments).map_err(|error: clap::Error| {
+            Unread::CommandLine(with_variable(error, &program, &arguments))
+        })?;
         let mut of_file = vec![];
         if let Some(file) = command.config_file() {
-            let (subcommand, given) = below(&program, &matches);
-            of_file = config::words_of(file, subcommand, given).map_err(Unread::File)?;
+            let (subcommand, given) = subcommand(&program, &matches);
+            of_file = config::arguments_of(file, subcommand, given).map_err(Unread::File)?;
             // Insert the settings after the names of the program and of the command.
-            words.splice(2..2, of_file.iter().cloned());
-            (command, matches) = read(&words).map_err(|error: clap::Error| {
-                let text = match invalid_value(&error) {
-                    Some((option, reason)) => format!("invalid value of {option}: {reason}"),
-                    None => error.to_string(),
-                };
-                // An empty line and the usage follow the message.
-                let message = text
-                    .lines()
-                    .map(str::trim)
-                    .take_while(|line| !line.is_empty());
-                let message = message.collect::<Vec<_>>().join(" ");
-                let message = message.trim_start_matches("error: ");
-                Unread::File(Failure::file("cannot use", file, message))
+            arguments.splice(2..2, of_file.iter().cloned());
+            (command, matches) = parse(&arguments).map_err(|error: clap::Error| {
+                Unread::File(Failure::file("cannot use", file, message(&error)))
             })?;
         }
         let settings = Settings {
@@ -135,6 +128,33 @@ impl Line {
         };
         Ok(Self { command, settings })
     }
+}
+
+/// The settings that `config` prints: the parsed command line, and the arguments that the settings
+/// file has added to it.
+pub struct Settings {
+    program: clap::Command,
+    matches: ArgMatches,
+    of_file: Vec<OsString>,
+}
+
+impl Settings {
+    pub fn print(&self) -> Result<u8, Failure> {
+        let (subcommand, given) = subcommand(&self.program, &self.matches);
+        config::print(subcommand, given, &self.of_file)
+    }
+}
+
+/// Returns the subcommand and its arguments.
+fn subcommand<'a>(
+    program: &'a clap::Command,
+    matches: &'a ArgMatches,
+) -> (&'a clap::Command, &'a ArgMatches) {
+    let found = matches.subcommand().and_then(|(name, given)| {
+        let command = program.find_subcommand(name)?;
+        Some((command, given))
+    });
+    found.unwrap_or((program, matches))
 }
 
 /// The variable whose blank value does not count as missing. `run` refuses an empty name of a
@@ -175,10 +195,29 @@ fn invalid_value(error: &clap::Error) -> Option<(String, String)> {
     Some((option.split(' ').next()?.to_owned(), reason))
 }
 
+/// Returns the message of an error about a settings file, on one line.
+fn message(error: &clap::Error) -> String {
+    if let Some((option, reason)) = invalid_value(error) {
+        return format!("invalid value of {option}: {reason}");
+    }
+    let text = error.to_string();
+    // An empty line and the usage follow the message.
+    let lines = text.lines().map(str::trim);
+    let lines = lines.take_while(|line| !line.is_empty());
+    let message = lines.collect::<Vec<_>>().join(" ");
+    message.trim_start_matches("error: ").to_owned()
+}
+
 /// Returns the error for an invalid value with the names of the option and of its variable, and
 /// without the value.
-fn with_variable(error: clap::Error, program: &clap::Command, words: &[OsString]) -> clap::Error {
-    let command = words.get(1).and_then(|word| program.find_subcommand(word));
+fn with_variable(
+    error: clap::Error,
+    program: &clap::Command,
+    arguments: &[OsString],
+) -> clap::Error {
+    let command = arguments
+        .get(1)
+        .and_then(|name| program.find_subcommand(name));
     let mut options = command.into_iter().flat_map(clap::Command::get_opts);
     let text = if error.kind() == ErrorKind::InvalidUtf8 {
         let is_invalid =
@@ -204,36 +243,6 @@ fn with_variable(error: clap::Error, program: &clap::Command, words: &[OsString]
     }
 }
 
-impl Settings {
-    pub fn print(&self) -> Result<u8, Failure> {
-        let (subcommand, given) = below(&self.program, &self.matches);
-        config::print(subcommand, given, &self.of_file)
-    }
-}
-
-/// Returns the subcommand and its arguments.
-fn below<'a>(
-    program: &'a clap::Command,
-    matches: &'a ArgMatches,
-) -> (&'a clap::Command, &'a ArgMatches) {
-    let found = matches.subcommand().and_then(|(name, given)| {
-        let command = program.find_subcommand(name)?;
-        Some((command, given))
-    });
-    found.unwrap_or((program, matches))
-}
-
-impl Command {
-    /// Returns the settings file, if the command accepts one and it is given.
-    fn config_file(&self) -> Option<&Path> {
-        match self {
-            Self::Serve(args) | Self::Config(args) => args.config.as_deref(),
-            Self::Check(args) => args.serve.config.as_deref(),
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,12 +258,12 @@ mod tests {
         for command in Cli::command().get_subcommands().filter(set) {
             for option in command.get_opts() {
                 let name = option.get_long().unwrap().to_uppercase().replace('-', "_");
-                let told = option
+                let env = option
                     .get_env()
                     .map(|env| env.to_string_lossy().into_owned());
                 let help = option.get_long_help().map(ToString::to_string);
                 let variable = format!("TOWER_FENCE_{name}");
-                let named = told.as_deref() == Some(&variable)
+                let named = env.as_deref() == Some(&variable)
                     || help.is_some_and(|help| help.contains(&variable));
                 assert!(named, "--{name} of {} has no variable", command.get_name());
             }

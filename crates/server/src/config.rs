@@ -19,12 +19,12 @@ use toml::{Table, Value};
 use crate::{
     failure::Failure,
     operate::print as print_text,
-    secrets::{has_password, words},
+    secrets::{has_password, split_urls},
 };
 
-/// Returns the settings of a file as words of a command line. Omits the settings that the command
+/// Returns the settings of a file as arguments of the command line. Omits the settings that the command
 /// line or the environment overrides.
-pub fn words_of(
+pub fn arguments_of(
     file: &Path,
     command: &clap::Command,
     given: &ArgMatches,
@@ -48,17 +48,16 @@ pub fn words_of(
             .get_opts()
             .find(|option| option.get_long() == Some(name) && name != "config")
             .ok_or_else(|| invalid(format!("there is no option --{name}")))?;
-        let word = word(name, option, value).map_err(invalid)?;
+        let argument = argument(name, option, value).map_err(invalid)?;
         if !is_given(name, command, given) {
-            found.extend(word);
+            found.extend(argument);
         }
     }
     Ok(found)
 }
 
-/// Returns the word of the command line that sets the option to this value; `None` for a flag that
-/// is false.
-fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, String> {
+/// Returns the argument that sets the option to this value; `None` for a flag that is false.
+fn argument(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, String> {
     let is_flag = matches!(option.get_action(), ArgAction::SetTrue);
     let value = match value {
         Value::Boolean(is_set) if is_flag => return Ok(is_set.then(|| format!("--{name}").into())),
@@ -68,7 +67,7 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
         Value::Boolean(is_set) => is_set.to_string(),
         _ => return Err(format!("{name} must be a string or a number")),
     };
-    if name.ends_with("-url") && words(&value).any(has_password) {
+    if name.ends_with("-url") && split_urls(&value).any(has_password) {
         return Err(format!(
             "{name} contains a password: put the URL in a file, and name that file in {name}-file"
         ));
@@ -150,7 +149,7 @@ fn is_secret(name: &str) -> bool {
     SECRETS.iter().any(|end| name.ends_with(end))
 }
 
-/// Prints the effective settings. `of_file` contains the words that the settings file has added.
+/// Prints the effective settings. `of_file` contains the arguments that the settings file has added.
 pub fn print(
     command: &clap::Command,
     given: &ArgMatches,
@@ -167,10 +166,10 @@ pub fn print(
         let (Some(value), Some(source)) = (value(option, given), given.value_source(id)) else {
             continue;
         };
-        let is_of_file = of_file.iter().any(|word| {
-            let word = word.to_string_lossy();
-            let word = word.split_once('=').map_or(&*word, |(name, _)| name);
-            word.strip_prefix("--") == Some(name)
+        let is_of_file = of_file.iter().any(|argument| {
+            let argument = argument.to_string_lossy();
+            let option = argument.split('=').next().unwrap_or_default();
+            option.strip_prefix("--") == Some(name)
         });
         let origin = match source {
             _ if is_of_file => "file",
@@ -181,7 +180,7 @@ pub fn print(
         if name.ends_with("-url")
             && value
                 .as_str()
-                .is_some_and(|urls| words(urls).any(has_password))
+                .is_some_and(|urls| split_urls(urls).any(has_password))
         {
             text.push_str(&format!("# {name} is set and not shown\n"));
             continue;

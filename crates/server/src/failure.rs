@@ -2,7 +2,6 @@
 
 use std::{error::Error, io, path::Path};
 
-use sqlx::error::DatabaseError;
 use tower_fence::{Resource, chain::Chain};
 
 /// The command line is invalid (`EX_USAGE`).
@@ -145,17 +144,6 @@ const fn is_ignored(c: char) -> bool {
             | '\u{ffa0}'
             | '\u{e0100}'..='\u{e01ef}'
     )
-}
-
-/// Returns the error of the database, if `error` is one or wraps one directly.
-pub fn database_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn DatabaseError> {
-    match error.downcast_ref() {
-        Some(sqlx::Error::Database(refused)) => Some(&**refused),
-        // The source of `sqlx::Error::Database`.
-        _ => error
-            .downcast_ref::<Box<dyn DatabaseError>>()
-            .map(|refused| &**refused),
-    }
 }
 
 #[cfg(test)]

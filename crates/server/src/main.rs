@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let line = match Line::read(env::args_os()) {
         Ok(line) => line,
         Err(Unread::File(failure)) => return ended(&failure),
-        Err(Unread::Words(error)) => {
+        Err(Unread::CommandLine(error)) => {
             let asked = matches!(
                 error.kind(),
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion

@@ -88,7 +88,7 @@ impl Secret {
             );
             return Err(Failure::configuration(text));
         }
-        if words(option).any(has_password) {
+        if split_urls(option).any(has_password) {
             return Err(Failure::usage(format!(
                 "the URL contains a password, and other users of the machine can see the command line: \
                  put the URL into the variable {name}, or into a file that {name}_FILE names"
@@ -98,7 +98,7 @@ impl Secret {
     }
 
     fn with_urls(self, name: &str) -> Result<Self, Failure> {
-        if words(self.expose()).next().is_none() {
+        if split_urls(self.expose()).next().is_none() {
             let text = format!("the option, variable or file of {name} contains no URL");
             return Err(Failure::configuration(text));
         }
@@ -125,8 +125,8 @@ pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// Splits a text at blanks and commas.
-pub fn words(text: &str) -> impl Iterator<Item = &str> {
+/// Splits a list of URLs at blanks and commas.
+pub fn split_urls(text: &str) -> impl Iterator<Item = &str> {
     text.split([' ', ',', '\n', '\t', '\r'])
         .filter(|word| !word.is_empty())
 }
@@ -137,7 +137,7 @@ pub const ESCAPES: &str =
 
 /// Returns whether a part of a password may have been parsed as another part of the URL, which a
 /// message may show. This happens if the password contains a character that ends the authority, or
-/// at which [`words`] splits. For example, the port of `redis://me:12#34@db` is 12.
+/// at which [`split_urls`] splits. For example, the port of `redis://me:12#34@db` is 12.
 pub fn is_ambiguous(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.contains('@');
@@ -266,7 +266,7 @@ mod tests {
         assert!(!refused.text.contains("hunter2"), "{}", refused.text);
         let found = Secret::find_urls("TEST_NONE", Some("redis://a, redis://b:7"), None);
         let found = found.unwrap().unwrap();
-        assert_eq!(addresses(words(found.expose())), "a, b:7");
+        assert_eq!(addresses(split_urls(found.expose())), "a, b:7");
         assert_eq!(format!("{found:?}"), "Secret(…)");
     }
 }

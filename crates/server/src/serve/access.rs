@@ -16,7 +16,7 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use axum::{
@@ -58,7 +58,7 @@ pub const CONSOLE: &str = "/console";
 #[derive(Clone)]
 pub struct Access {
     known: Arc<RwLock<Known>>,
-    anyone: bool,
+    allow_anyone: bool,
 }
 
 struct Known {
@@ -78,7 +78,7 @@ enum Schemes {
 
 /// The SHA-256 digest of the secret of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Caller([u8; 32]);
+pub struct SecretDigest([u8; 32]);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
@@ -90,7 +90,7 @@ impl Access {
     pub fn read(args: &AccessArgs) -> Result<Self, Failure> {
         Ok(Self {
             known: Arc::new(RwLock::new(Known::read(args)?)),
-            anyone: args.allow_anyone,
+            allow_anyone: args.allow_anyone,
         })
     }
 
@@ -111,22 +111,23 @@ impl Access {
         !self.known().is_empty()
     }
 
-    /// Returns whether requests with any `Host` are accepted even without secrets.
-    pub const fn allows_anyone(&self) -> bool {
-        self.anyone
+    /// Returns whether only clients on this machine may connect: the server has no secrets, and
+    /// `--allow-anyone` is not set.
+    pub fn is_local_only(&self) -> bool {
+        !self.allow_anyone && !self.has_secrets()
     }
 
-    fn known(&self) -> std::sync::RwLockReadGuard<'_, Known> {
+    fn known(&self) -> RwLockReadGuard<'_, Known> {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the role of a request, and its caller if secrets are configured; `None` if the
+    /// Returns the role of a request, and its secret if secrets are configured; `None` if the
     /// secret is unknown or missing, or if it is the password of a holder.
     fn role(
         &self,
         authorization: Option<&HeaderValue>,
         schemes: Schemes,
-    ) -> Option<(Role, Option<Caller>)> {
+    ) -> Option<(Role, Option<SecretDigest>)> {
         let known = self.known();
         if known.is_empty() {
             return Some((Role::Operator, None));
@@ -149,7 +150,7 @@ impl Access {
             (false, true) if bearer.is_some() => Role::Holder,
             _ => return None,
         };
-        Some((role, Some(Caller(digest))))
+        Some((role, Some(SecretDigest(digest))))
     }
 
     /// Returns the span for a request of an operator. A user name that is a secret is omitted.
@@ -171,11 +172,11 @@ impl Access {
         )
     }
 
-    /// Returns whether a request is addressed to this server. Without secrets and without
-    /// `--allow-anyone`, each host that the request names must be an IP address or `localhost`. A
-    /// browser names the host in each request.
+    /// Returns whether a request is addressed to this server. If only clients on this machine may
+    /// connect, each host that the request names must be an IP address or `localhost`. A browser
+    /// names the host in each request.
     fn is_addressed_here(&self, request: &Request) -> bool {
-        if self.anyone || self.has_secrets() {
+        if !self.is_local_only() {
             return true;
         }
         let hosts = request.headers().get_all(HOST).iter();
@@ -273,8 +274,8 @@ impl Digests {
 
     /// Compares the digest with all known ones, each in constant time.
     fn has(&self, digest: &[u8; 32]) -> Choice {
-        let looked = self.0.iter().map(|known| known.ct_eq(digest));
-        looked.fold(Choice::from(0), |found, equal| found | equal)
+        let equal = self.0.iter().map(|known| known.ct_eq(digest));
+        equal.fold(Choice::from(0), |found, equal| found | equal)
     }
 }
 
@@ -306,9 +307,9 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
     // must not ask again for each request of an open page.
     let is_page = path.is_some_and(|path| !path.starts_with("/api/"));
     match access.role(authorization.as_ref(), schemes) {
-        Some((role, caller)) if role == Role::Operator || for_holders => {
-            if let Some(caller) = caller {
-                request.extensions_mut().insert(caller);
+        Some((role, secret)) if role == Role::Operator || for_holders => {
+            if let Some(secret) = secret {
+                request.extensions_mut().insert(secret);
             }
             let span = match for_holders {
                 true => Span::none(),
@@ -383,7 +384,7 @@ mod tests {
         };
         Access {
             known: Arc::new(RwLock::new(known)),
-            anyone: false,
+            allow_anyone: false,
         }
     }
 

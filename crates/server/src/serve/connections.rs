@@ -44,7 +44,7 @@ use super::{
 const OTHER_FILES: u64 = 200;
 /// Interval at which the server searches for a connection to replace, while every connection has a
 /// request.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 
 pub struct Connections {
     pub most: u32,
@@ -153,7 +153,7 @@ impl Connections {
         }
         loop {
             self.open.replace_one();
-            if let Ok(Ok(permit)) = timeout(LOOK_AGAIN, free().acquire_owned()).await {
+            if let Ok(Ok(permit)) = timeout(SEARCH_INTERVAL, free().acquire_owned()).await {
                 return permit;
             }
         }

@@ -12,7 +12,6 @@ use super::{
 /// the secret that each operation requires. The paths of the issuer are below [`LOCKS`]. A reload
 /// cannot change whether secrets are configured, so the document stays valid.
 pub fn describe(document: &mut Value, access: &Access) {
-    let refuses_others = !access.has_secrets() && !access.allows_anyone();
     if access.has_secrets() {
         document["components"]["securitySchemes"]["secret"] = json!({
             "type": "http",
@@ -26,7 +25,7 @@ pub fn describe(document: &mut Value, access: &Access) {
             "required": true,
         });
     }
-    if access.has_secrets() || refuses_others {
+    if access.has_secrets() || access.is_local_only() {
         add_refusal(document, "OperatorsOnly", ProblemType::OperatorsOnly);
     }
     let paths = document["paths"].as_object_mut().into_iter().flatten();
@@ -40,7 +39,7 @@ pub fn describe(document: &mut Value, access: &Access) {
             if access.has_secrets() {
                 refuses("401", "Unauthorized");
             }
-            if refuses_others || access.has_secrets() && is_for_operators {
+            if access.is_local_only() || access.has_secrets() && is_for_operators {
                 refuses("403", "OperatorsOnly");
             }
             // Client generators ignore a requirement for the whole document, so each operation has

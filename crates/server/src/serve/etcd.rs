@@ -1,6 +1,6 @@
 //! The options, password and certificates for leases in etcd.
 
-use std::{path::PathBuf, time::Duration};
+use std::{error::Error, path::PathBuf, time::Duration};
 
 use clap::Args;
 use reqwest::{Client, Identity, redirect::Policy};
@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use crate::{
     certificates::{client_certificate, trust_only},
     failure::{Failure, chain},
-    secrets::{Secret, has_password, has_scheme, or_default, words},
+    secrets::{Secret, has_password, has_scheme, or_default, split_urls},
 };
 
 const DEFAULT_PREFIX: &str = "tower-fence";
@@ -70,7 +70,7 @@ impl EtcdArgs {
     /// Returns the URLs of the members; `None` if the leases are not in etcd.
     pub fn urls(&self) -> Result<Option<Vec<&str>>, Failure> {
         let text = self.etcd_url.as_deref().unwrap_or_default().trim();
-        let urls: Vec<_> = words(text).collect();
+        let urls: Vec<_> = split_urls(text).collect();
         if urls.is_empty() && !text.is_empty() {
             return Err(Failure::configuration(
                 "TOWER_FENCE_ETCD_URL contains no URL",
@@ -130,17 +130,11 @@ impl EtcdArgs {
                 ));
             }
         }
-        let leases = builder.connect_lazy(urls);
-        leases.map_err(|error| {
-            Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
-        })
+        builder.connect_lazy(urls).map_err(invalid)
     }
 
     /// Creates the HTTP client. The client has no timeout, because a watch stays open.
     pub fn client(&self, urls: &[&str]) -> Result<Client, Failure> {
-        let invalid = |error: reqwest::Error| {
-            Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
-        };
         // With `http://` URLs, a proxy would receive the password.
         let builder = Client::builder()
             .no_proxy()
@@ -160,4 +154,8 @@ impl EtcdArgs {
         }
         builder.build().map_err(invalid)
     }
+}
+
+fn invalid(error: impl Error) -> Failure {
+    Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
 }

@@ -15,7 +15,8 @@ use tokio::{
 };
 
 use super::{
-    probe::{Probe, Reason, Recent},
+    probe::{Probe, Reason},
+    recent_grants::RecentGrants,
     stop::Stop,
 };
 use crate::failure::{Failure, UNAVAILABLE};
@@ -30,7 +31,7 @@ const AT_START: Duration = Duration::from_secs(5);
 pub struct Health {
     database: Probe,
     leases: Probe,
-    grants: Arc<Recent>,
+    grants: Arc<RecentGrants>,
     found: Arc<Mutex<Option<(Instant, Found)>>>,
     stop: Stop,
 }
@@ -59,20 +60,20 @@ impl Health {
     }
 
     /// Returns the record of the outcomes of grants.
-    pub fn grants(&self) -> Arc<Recent> {
+    pub fn grants(&self) -> Arc<RecentGrants> {
         Arc::clone(&self.grants)
     }
 
-    /// Checks the stores after the start until they would accept a grant, and logs their problems.
-    pub async fn tell(self: &Arc<Self>) {
-        while !self.look().await.is_ready() {
+    /// Checks the stores repeatedly until they would accept a grant, and logs their problems.
+    pub async fn check_until_ready(self: &Arc<Self>) {
+        while !self.find().await.is_ready() {
             sleep(AT_START).await;
         }
     }
 
     /// Checks both stores, unless a recent result is cached. A check is completed even if its
     /// client disconnects.
-    async fn look(self: &Arc<Self>) -> Found {
+    async fn find(self: &Arc<Self>) -> Found {
         let last = Arc::clone(&self.found).lock_owned().await;
         if let Some((at, found)) = &*last
             && at.elapsed() < FRESH
@@ -117,8 +118,8 @@ impl Found {
 }
 
 /// Returns the problem of a store for the body of the answer, and logs the complete error.
-async fn wrong(store: &str, look: impl Future<Output = Result<(), Reason>>) -> Option<String> {
-    let reason = look.await.err()?;
+async fn wrong(store: &str, check: impl Future<Output = Result<(), Reason>>) -> Option<String> {
+    let reason = check.await.err()?;
     let error = Failure::new(UNAVAILABLE, reason.complete).for_people();
     tracing::warn!(store, error, "not ready: a store would not accept a grant");
     Some(reason.shown)
@@ -133,7 +134,7 @@ pub async fn ready(State(health): State<Arc<Health>>) -> impl IntoResponse {
     if health.stop.has_begun() {
         return no_store(unavailable, json!({"status": "stopping"}));
     }
-    let found = health.look().await;
+    let found = health.find().await;
     let (code, status) = match found.is_ready() {
         true => (StatusCode::OK, "ready"),
         false => (unavailable, "unavailable"),

@@ -11,7 +11,7 @@ use axum::extract::Request;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_fence::sampler::Sampler;
 
-use super::access::Caller;
+use super::access::SecretDigest;
 
 /// The limits for one kind of request.
 #[derive(Clone)]
@@ -19,73 +19,6 @@ pub struct Limit {
     kind: &'static str,
     free: Arc<Semaphore>,
     callers: Arc<Callers>,
-}
-
-/// The requests of each caller, and their maximum number.
-struct Callers {
-    each: usize,
-    requests: Mutex<HashMap<Source, usize>>,
-    refused: Sampler,
-}
-
-/// The caller of a request: its secret, or its address if the server has no secrets.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Source {
-    Secret(Caller),
-    Address(IpAddr),
-}
-
-/// The permit of a request.
-pub type Place = (OwnedSemaphorePermit, CallersPlace);
-
-pub struct CallersPlace {
-    callers: Arc<Callers>,
-    source: Source,
-}
-
-impl Source {
-    fn of(request: &Request) -> Self {
-        if let Some(caller) = request.extensions().get::<Caller>() {
-            return Self::Secret(*caller);
-        }
-        // The connection adds the address of its peer to each request.
-        let peer = request.extensions().get::<SocketAddr>();
-        let ip = peer.map_or(Ipv4Addr::UNSPECIFIED.into(), SocketAddr::ip);
-        // A listener for IPv6 reports the address of an IPv4 client as an IPv6 address.
-        Self::Address(match ip.to_canonical() {
-            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
-            ip => ip,
-        })
-    }
-}
-
-impl Callers {
-    fn enter(self: &Arc<Self>, source: Source) -> Option<CallersPlace> {
-        let mut requests = self.requests();
-        let count = requests.entry(source).or_default();
-        if *count >= self.each {
-            return None;
-        }
-        *count += 1;
-        let callers = Arc::clone(self);
-        Some(CallersPlace { callers, source })
-    }
-
-    fn requests(&self) -> MutexGuard<'_, HashMap<Source, usize>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for CallersPlace {
-    fn drop(&mut self) {
-        let mut requests = self.callers.requests();
-        if let Some(count) = requests.get_mut(&self.source) {
-            *count -= 1;
-            if *count == 0 {
-                requests.remove(&self.source);
-            }
-        }
-    }
 }
 
 impl Limit {
@@ -104,7 +37,7 @@ impl Limit {
     }
 
     /// Returns a permit for this request. If a limit is reached, logs and returns its description.
-    pub fn place(&self, request: &Request) -> Result<Place, String> {
+    pub fn permit(&self, request: &Request) -> Result<Permit, String> {
         self.enter(request).inspect_err(|limit| {
             if let Some(suppressed) = self.callers.refused.next() {
                 let peer = request.extensions().get::<SocketAddr>();
@@ -114,13 +47,87 @@ impl Limit {
         })
     }
 
-    fn enter(&self, request: &Request) -> Result<Place, String> {
-        let permit = Arc::clone(&self.free).try_acquire_owned();
-        let permit = permit.map_err(|_| format!("the limit of {} is reached", self.kind))?;
-        let caller = self.callers.enter(Source::of(request));
-        let caller =
-            caller.ok_or_else(|| format!("this caller's limit of {} is reached", self.kind))?;
-        Ok((permit, caller))
+    fn enter(&self, request: &Request) -> Result<Permit, String> {
+        let free = Arc::clone(&self.free).try_acquire_owned();
+        let free = free.map_err(|_| format!("the limit of {} is reached", self.kind))?;
+        let caller = Caller::of(request);
+        if !self.callers.enter(caller) {
+            return Err(format!("this caller's limit of {} is reached", self.kind));
+        }
+        Ok(Permit {
+            callers: Arc::clone(&self.callers),
+            caller,
+            _free: free,
+        })
+    }
+}
+
+/// The permit of a request, until it is dropped.
+pub struct Permit {
+    callers: Arc<Callers>,
+    caller: Caller,
+    _free: OwnedSemaphorePermit,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.callers.leave(self.caller);
+    }
+}
+
+/// The number of requests of each caller, and their maximum number.
+struct Callers {
+    each: usize,
+    requests: Mutex<HashMap<Caller, usize>>,
+    refused: Sampler,
+}
+
+impl Callers {
+    /// Counts a request, unless the caller has reached its limit.
+    fn enter(&self, caller: Caller) -> bool {
+        let mut requests = self.requests();
+        let count = requests.entry(caller).or_default();
+        let is_free = *count < self.each;
+        *count += usize::from(is_free);
+        is_free
+    }
+
+    fn leave(&self, caller: Caller) {
+        let mut requests = self.requests();
+        if let Some(count) = requests.get_mut(&caller) {
+            *count -= 1;
+            if *count == 0 {
+                requests.remove(&caller);
+            }
+        }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, HashMap<Caller, usize>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The caller of a request: its secret, or its address if the server has no secrets.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Caller {
+    Secret(SecretDigest),
+    Address(IpAddr),
+}
+
+impl Caller {
+    fn of(request: &Request) -> Self {
+        if let Some(secret) = request.extensions().get::<SecretDigest>() {
+            return Self::Secret(*secret);
+        }
+        // The connection adds the address of its peer to each request.
+        let peer = request.extensions().get::<SocketAddr>();
+        let ip = peer.map_or(Ipv4Addr::UNSPECIFIED.into(), SocketAddr::ip);
+        // A listener for IPv6 reports the address of an IPv4 client as an IPv6 address. A client
+        // may have all IPv6 addresses of a network.
+        Self::Address(match ip.to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            ip => ip,
+        })
     }
 }
 
@@ -139,7 +146,7 @@ mod tests {
 
     #[test]
     fn clients_are_told_apart_by_address_or_network() {
-        let same = |one, other| Source::of(&request(one)) == Source::of(&request(other));
+        let same = |one, other| Caller::of(&request(one)) == Caller::of(&request(other));
         assert!(same("[2001:db8::1]:1", "[2001:db8::2]:2"));
         assert!(!same("[2001:db8::1]:1", "[2001:db8:0:1::1]:1"));
         assert!(same("192.0.2.1:1", "[::ffff:192.0.2.1]:2"));
@@ -149,13 +156,13 @@ mod tests {
     #[test]
     fn a_caller_has_at_most_half_of_the_requests() {
         let limit = Limit::new("requests", 4, None);
-        let place = |peer| limit.place(&request(peer));
-        let held = ["192.0.2.1:1", "192.0.2.1:2"].map(|peer| place(peer).unwrap());
-        let refused = place("192.0.2.1:3").err().unwrap();
+        let permit = |peer| limit.permit(&request(peer));
+        let held = ["192.0.2.1:1", "192.0.2.1:2"].map(|peer| permit(peer).unwrap());
+        let refused = permit("192.0.2.1:3").err().unwrap();
         assert!(refused.starts_with("this caller's limit"), "{refused}");
-        let other = place("192.0.2.2:1").unwrap();
+        let other = permit("192.0.2.2:1").unwrap();
         drop(held);
-        drop((place("192.0.2.1:3").unwrap(), other));
+        drop((permit("192.0.2.1:3").unwrap(), other));
         assert!(limit.callers.requests().is_empty());
     }
 }

@@ -14,9 +14,11 @@ mod etcd;
 mod fit;
 mod health;
 mod limits;
+mod listen;
 mod metrics;
 mod phase;
 mod probe;
+mod recent_grants;
 mod redis;
 mod reload;
 mod stop;
@@ -25,17 +27,13 @@ mod tls;
 mod under_way;
 
 use std::{
-    io::{self, ErrorKind, Write},
-    net::SocketAddr,
+    io::{self, Write},
     sync::Arc,
     time::Duration,
 };
 
 use axum::{Router, middleware::from_fn_with_state, routing::get};
-use tokio::{
-    net::{TcpListener, TcpSocket, lookup_host},
-    time::timeout,
-};
+use tokio::time::timeout;
 use tower_fence::{
     TokenKeys,
     problem::{Problem, ProblemType},
@@ -43,7 +41,7 @@ use tower_fence::{
 
 use self::{
     access::Access, args::LeaseArgs, connections::Connections, fit::Fit, health::Health,
-    reload::Reload, stop::Stop, store::Mounted, tls::Tls, under_way::UnderWay,
+    listen::listen, reload::Reload, stop::Stop, store::Mounted, tls::Tls, under_way::UnderWay,
 };
 pub use self::{
     args::ServeArgs,
@@ -51,7 +49,7 @@ pub use self::{
 };
 use crate::{
     database,
-    failure::{Failure, UNAVAILABLE, chain},
+    failure::{Failure, chain},
     logs,
     secrets::Secret,
 };
@@ -101,21 +99,9 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
         place: database.clone(),
     };
     let starting = async {
-        let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
+        let listener = listen(&args.listen, &access).await?;
         if args.migrate {
-            let (direct, place) = args.database.reached_directly(&args.first).await?;
-            if database::migrate(&direct, &place).await? {
-                let schema = args.database.schema.name();
-                tracing::info!(
-                    database = %place, %schema, "created or updated the tables, functions and privileges"
-                );
-                if let Ok(Some(others)) = check::other_fences(&direct, schema).await {
-                    tracing::warn!(
-                        %schema, %others, "this database also has a fence in another schema"
-                    );
-                }
-            }
-            direct.pool().close().await;
+            migrate(&args).await?;
         }
         Ok((listener, fit.at_start().await?))
     };
@@ -160,7 +146,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     }
     tokio::spawn(async move {
         tokio::select! {
-            () = health.tell() => {}
+            () = health.check_until_ready() => {}
             () = stop.begun() => {}
         }
     });
@@ -176,8 +162,23 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     Ok(0)
 }
 
-/// Returns all routes. /healthz, /readyz and /metrics are open to all clients. Every other route
-/// requires the secret of an operator, unless it is listed for holders.
+/// Creates or updates the tables, and reports other fences in the database after a change.
+async fn migrate(args: &ServeArgs) -> Result<(), Failure> {
+    let (direct, place) = args.database.reached_directly(&args.first).await?;
+    if database::migrate(&direct, &place).await? {
+        let schema = args.database.schema.name();
+        tracing::info!(
+            database = %place, %schema, "created or updated the tables, functions and privileges"
+        );
+        if let Ok(Some(others)) = check::other_fences(&direct, schema).await {
+            tracing::warn!(%schema, %others, "this database also has a fence in another schema");
+        }
+    }
+    direct.pool().close().await;
+    Ok(())
+}
+
+/// Returns all routes. /healthz, /readyz and /metrics are open to all clients.
 fn routes(
     locks: Router,
     console: Router,
@@ -198,85 +199,6 @@ fn routes(
         .fallback(async || Problem::new(ProblemType::UnknownRoute)))
 }
 
-/// Resolves the addresses to listen on. Fails if one of them would expose the leases to other
-/// machines by mistake.
-async fn addresses(
-    address: &str,
-    access: &Access,
-    anyone: bool,
-) -> Result<Vec<SocketAddr>, Failure> {
-    if !is_host_and_port(address) {
-        return Err(Failure::configuration(format!(
-            "cannot listen on {address}: expected an address and a port, such as 127.0.0.1:4120"
-        )));
-    }
-    // The lookup of a name can fail temporarily.
-    let found = lookup_host(address).await;
-    let found: Vec<SocketAddr> = found
-        .map_err(|error| Failure::unavailable(&format!("cannot listen on {address}"), &error))?
-        .collect();
-    let open = !access.has_secrets() && !anyone;
-    if open && found.iter().any(|address| !address.ip().is_loopback()) {
-        return Err(Failure::configuration(format!(
-            "without a secret, any client that can reach {address} could acquire and break leases: name a file with \
-             secrets (TOWER_FENCE_HOLDER_SECRETS_FILE, TOWER_FENCE_OPERATOR_SECRETS_FILE), listen on 127.0.0.1, \
-             or pass --allow-anyone"
-        )));
-    }
-    Ok(found)
-}
-
-/// Returns whether a text is an address or a name with a port. Does not resolve the name.
-fn is_host_and_port(text: &str) -> bool {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
-    let is_named = |(host, port): (&str, &str)| {
-        !host.is_empty() && host.chars().all(is_name) && port.parse::<u16>().is_ok()
-    };
-    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(is_named)
-}
-
-async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListener, Failure> {
-    let found = addresses(address, access, anyone).await?;
-    let bound = TcpListener::bind(found.as_slice()).await;
-    bound.map_err(|error| not_bound(address, &error))
-}
-
-/// Binds the first address that can be bound, as [`listen`] does, and releases it immediately. Does
-/// not listen, so that a server can start at the same time.
-fn try_bind(found: &[SocketAddr]) -> io::Result<()> {
-    let mut outcome = Ok(());
-    for &address in found {
-        outcome = bind(address);
-        if outcome.is_ok() {
-            break;
-        }
-    }
-    outcome
-}
-
-fn bind(address: SocketAddr) -> io::Result<()> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => TcpSocket::new_v6()?,
-    };
-    // The server's socket has this option, too.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)
-}
-
-/// Returns the failure for an address that cannot be bound. A restart cannot correct a missing
-/// privilege.
-fn not_bound(address: &str, error: &io::Error) -> Failure {
-    let text = format!("cannot listen on {address}: {}", chain(error));
-    match error.kind() {
-        ErrorKind::PermissionDenied => Failure::configuration(format!(
-            "{text}: a port below 1024 requires CAP_NET_BIND_SERVICE: choose a higher port, or add \
-             AmbientCapabilities=CAP_NET_BIND_SERVICE and CapabilityBoundingSet=CAP_NET_BIND_SERVICE to the systemd unit"
-        )),
-        _ => Failure::new(UNAVAILABLE, text),
-    }
-}
-
 /// Reads the keys that sign tokens; `None` if none are configured.
 fn token_keys(args: &LeaseArgs) -> Result<Option<TokenKeys>, Failure> {
     let file = args.token_key_file.as_deref();
@@ -286,46 +208,4 @@ fn token_keys(args: &LeaseArgs) -> Result<Option<TokenKeys>, Failure> {
     let keys = text.expose().parse();
     keys.map(Some)
         .map_err(|error| Failure::configuration(format!("invalid token keys: {}", chain(&error))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::failure::CONFIGURATION;
-
-    #[test]
-    fn address_has_a_host_and_a_port() {
-        for text in [
-            "127.0.0.1:4120",
-            "[::1]:0",
-            "::1:4120",
-            "locks.db-1.example:80",
-        ] {
-            assert!(is_host_and_port(text), "{text}");
-        }
-        for text in [
-            "",
-            "4120",
-            ":4120",
-            "localhost",
-            "localhost:http",
-            "localhost:65536",
-            "[::1]",
-            "http://127.0.0.1:4120",
-        ] {
-            assert!(!is_host_and_port(text), "{text}");
-        }
-    }
-
-    #[test]
-    fn only_a_missing_privilege_to_bind_is_permanent() {
-        for (kind, status) in [
-            (ErrorKind::PermissionDenied, CONFIGURATION),
-            (ErrorKind::AddrInUse, UNAVAILABLE),
-            (ErrorKind::AddrNotAvailable, UNAVAILABLE),
-        ] {
-            let failure = not_bound("127.0.0.1:80", &kind.into());
-            assert_eq!(failure.status, status, "{failure:?}");
-        }
-    }
 }

@@ -19,7 +19,7 @@ use crate::{
     certificates::{authorities, client_certificate},
     duration::positive,
     failure::{Failure, chain},
-    secrets::{ESCAPES, Secret, addresses, has_scheme, is_ambiguous, or_default, words},
+    secrets::{ESCAPES, Secret, addresses, has_scheme, is_ambiguous, or_default, split_urls},
 };
 
 /// The kind of servers that the Redis URLs name.
@@ -138,7 +138,7 @@ impl RedisArgs {
         let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)?;
         if let Some(found) = &urls {
             // The URL is not shown. Otherwise, a part of the password could be logged as the port.
-            if words(found.expose()).any(is_ambiguous) {
+            if split_urls(found.expose()).any(is_ambiguous) {
                 return Err(Failure::configuration(format!(
                     "invalid Redis URL: {ESCAPES}"
                 )));

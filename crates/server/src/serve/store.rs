@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     failure::Failure,
-    secrets::{addresses, words},
+    secrets::{addresses, split_urls},
 };
 
 /// The issuer and the console over the lease store.
@@ -70,7 +70,7 @@ pub fn mount(
         (None, Some(urls)) => {
             redis.check()?;
             let mode = redis.redis_mode;
-            let urls: Vec<&str> = words(urls.expose()).collect();
+            let urls: Vec<&str> = split_urls(urls.expose()).collect();
             let place = redis.place(&urls);
             let (leases, probe) = if mode == RedisMode::Quorum {
                 let leases = redis.quorum(fence.clone(), &urls)?.max_waiters(max_waiters);

@@ -31,7 +31,7 @@ use tokio::{
 };
 use tower_fence::{issuer::Rejection, lease::LeaseError, problem::ProblemType};
 
-use super::{args::LimitArgs, limits::Limit, metrics, probe::Recent, stop::Stop};
+use super::{args::LimitArgs, limits::Limit, metrics, recent_grants::RecentGrants, stop::Stop};
 
 /// How long the number of background tasks must stay the same before `settle` returns.
 const CALM: Duration = Duration::from_millis(500);
@@ -47,14 +47,19 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct UnderWay {
     acquisitions: Limit,
     others: Limit,
-    grants: Arc<Recent>,
+    grants: Arc<RecentGrants>,
     stop: Stop,
     drain: Duration,
-    sent_away: Arc<AtomicBool>,
+    has_terminated: Arc<AtomicBool>,
 }
 
 impl UnderWay {
-    pub fn new(limits: &LimitArgs, connections: u32, stop: Stop, grants: Arc<Recent>) -> Self {
+    pub fn new(
+        limits: &LimitArgs,
+        connections: u32,
+        stop: Stop,
+        grants: Arc<RecentGrants>,
+    ) -> Self {
         // A waiting request occupies a connection, so waiters leave half of them to other requests.
         let most = limits.max_waiting.min((connections / 2).max(1));
         if most < limits.max_waiting {
@@ -74,7 +79,7 @@ impl UnderWay {
             grants,
             stop,
             drain: limits.drain,
-            sent_away: Arc::default(),
+            has_terminated: Arc::default(),
         }
     }
 
@@ -83,7 +88,7 @@ impl UnderWay {
     /// until the number of tasks has not changed for [`CALM`]. Leases that are not released by then
     /// expire.
     pub async fn settle(&self) {
-        if !self.sent_away.load(Relaxed) {
+        if !self.has_terminated.load(Relaxed) {
             return;
         }
         let tasks = Handle::current().metrics();
@@ -136,8 +141,8 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             true => &under_way.acquisitions,
             false => &under_way.others,
         };
-        let _place = match limit.place(&request) {
-            Ok(place) => place,
+        let _permit = match limit.permit(&request) {
+            Ok(permit) => permit,
             Err(detail) => return busy(&detail),
         };
         let asked_at = Instant::now();
@@ -150,13 +155,13 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
     let response = tokio::select! {
         response = answer => {
             if matches!(response.extensions().get(), Some(Rejection::Closing)) {
-                under_way.sent_away.store(true, Relaxed);
+                under_way.has_terminated.store(true, Relaxed);
             }
             response
         }
         // If a lease was granted to the dropped request, it is released.
         () = under_way.over() => {
-            under_way.sent_away.store(true, Relaxed);
+            under_way.has_terminated.store(true, Relaxed);
             busy("the server is stopping")
         }
     };

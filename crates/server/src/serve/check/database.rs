@@ -81,7 +81,7 @@ struct About {
 }
 
 /// Reports on the database. Returns whether a grant can be tried.
-pub async fn look(
+pub async fn check(
     args: &DatabaseArgs,
     fence: &Fence<Postgres>,
     place: &str,

@@ -8,7 +8,7 @@ use super::report::{Answer, Report, within};
 use crate::{secrets::address, serve::etcd::EtcdArgs};
 
 /// Reports on each configured member. Returns whether any member is configured.
-pub async fn look(args: &EtcdArgs, report: &mut Report) -> bool {
+pub async fn check(args: &EtcdArgs, report: &mut Report) -> bool {
     let Some(Some(urls)) = report.take("etcd", args.urls()) else {
         return false;
     };

@@ -20,13 +20,12 @@ pub use self::database::other_fences;
 use self::{database::Needed, report::Report};
 use super::{
     access::Access,
-    addresses,
     args::ServeArgs,
-    not_bound,
+    listen::{addresses, not_bound, try_bind},
     stop::Stop,
     store::{self, Mounted},
     tls::Tls,
-    token_keys, try_bind,
+    token_keys,
 };
 use crate::{certificates, failure::Failure, logs};
 
@@ -70,18 +69,18 @@ pub async fn check(args: CheckArgs, unknown_variables: &[String]) -> Result<u8, 
         let text = format!("{variable} is not a setting, and has no effect");
         report.note("variables", text);
     }
-    look(&args.serve, &mut report).await;
+    check_all(&args.serve, &mut report).await;
     report.print(args.json)
 }
 
-async fn look(args: &ServeArgs, report: &mut Report) {
+async fn check_all(args: &ServeArgs, report: &mut Report) {
     if report.take("log", logs::parse_filter(&args.log)).is_some() {
         report.ok("log", args.log.clone());
     }
     let access = report.take("secrets", Access::read(&args.access));
     if let Some(access) = &access {
         report.ok("secrets", format!("requests are accepted from {access}"));
-        let listen = addresses(&args.listen, access, args.access.allow_anyone).await;
+        let listen = addresses(&args.listen, access).await;
         if let Some(found) = report.take("listen", listen) {
             match try_bind(&found) {
                 Ok(()) => report.ok("listen", args.listen.clone()),
@@ -116,7 +115,8 @@ async fn look(args: &ServeArgs, report: &mut Report) {
         };
         report.ok("token keys", signed);
     }
-    let is_outside = redis::look(&args.redis, report).await | etcd::look(&args.etcd, report).await;
+    let is_outside =
+        redis::check(&args.redis, report).await | etcd::check(&args.etcd, report).await;
     let Some((fence, place)) = report.take("database", args.database.fence(CONNECTIONS)) else {
         return;
     };
@@ -131,8 +131,8 @@ async fn look(args: &ServeArgs, report: &mut Report) {
             "the server would migrate the database when it starts",
         );
     }
-    redis::look_at_nodes(&args.redis, fence.clone(), report).await;
-    let is_fit = database::look(&args.database, &fence, &place, needed, report).await;
+    redis::check_nodes(&args.redis, fence.clone(), report).await;
+    let is_fit = database::check(&args.database, &fence, &place, needed, report).await;
     let (Some(access), Some(keys)) = (access, keys) else {
         return;
     };

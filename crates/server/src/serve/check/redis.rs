@@ -10,23 +10,23 @@ use tower_fence::Fence;
 use super::report::{Answer, Report, within};
 use crate::{
     failure::chain,
-    secrets::{address, words},
+    secrets::{address, split_urls},
     serve::redis::{RedisArgs, RedisMode},
 };
 
 /// Reports on each configured server. Returns whether any server is configured.
-pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
+pub async fn check(args: &RedisArgs, report: &mut Report) -> bool {
     let Some(Some(urls)) = report.take("redis", args.urls()) else {
         return false;
     };
     let mut asked = vec![];
-    for url in words(urls.expose()) {
+    for url in split_urls(urls.expose()) {
         if let Some(client) = report.take("redis", args.client(url)) {
             asked.push(ask(address(url), client));
         }
     }
     let needed = match args.redis_mode {
-        RedisMode::Quorum => words(urls.expose()).count() / 2 + 1,
+        RedisMode::Quorum => split_urls(urls.expose()).count() / 2 + 1,
         _ => 1,
     };
     report.members("redis", needed, join_all(asked).await);
@@ -35,10 +35,10 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
 
 /// Reports each node of a quorum that replies but cannot be used: as a problem if these nodes and
 /// the nodes that do not reply are a majority, and otherwise as a note.
-pub async fn look_at_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
-    // An invalid setting is reported by `look` and by the mounted store.
+pub async fn check_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
+    // An invalid setting is reported by `check` and by the mounted store.
     if let (RedisMode::Quorum, Ok(Some(urls))) = (args.redis_mode, args.urls())
-        && let urls = words(urls.expose()).collect::<Vec<_>>()
+        && let urls = split_urls(urls.expose()).collect::<Vec<_>>()
         && let Ok(leases) = args.quorum(epochs, &urls)
     {
         let (failures, silent) = leases.backend().failures().await;

@@ -3,7 +3,6 @@
 use std::{error::Error, fmt, time::Duration};
 
 use serde_json::{Value, json};
-
 use tokio::time::timeout;
 
 use crate::{
