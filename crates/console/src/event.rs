@@ -27,7 +27,7 @@ pub(crate) struct What {
     pub(crate) fields: Fields,
 }
 
-/// The kinds, in the order of their counters.
+/// The kinds, in the order of their counters: those of writes, then those of leases.
 pub(crate) const KINDS: [&str; 10] = [
     "admitted",
     "stale",
@@ -40,6 +40,9 @@ pub(crate) const KINDS: [&str; 10] = [
     "broken",
     "superseded",
 ];
+
+/// The position of the first kind of lease events, which is `waiting`.
+const FIRST_OF_LEASES: usize = 4;
 
 /// The fields of events that the page shows, in addition to the kind. None of them contains a lease
 /// id.
@@ -70,7 +73,7 @@ impl What {
     /// Returns whether the event concerns a lease. Such events have their own ring buffer, so that
     /// a burst of writes does not evict them.
     pub(crate) const fn is_of_lease(&self) -> bool {
-        self.kind >= 4
+        self.kind >= FIRST_OF_LEASES
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Json as Answer,
-    extract::State as Shared,
+    extract::State,
     response::{IntoResponse, Response},
 };
 use http::StatusCode;
@@ -15,7 +15,7 @@ use crate::{
     feed::now_ms,
     page::NO_STORE,
     rejection::Rejection,
-    request::{Asked, Json, rows},
+    request::{Json, Query, rows},
 };
 use tower_fence::{
     FenceDatabase, Resource, Token,
@@ -47,15 +47,6 @@ impl From<FenceRow> for Row {
     }
 }
 
-/// The lease on a resource.
-#[derive(Serialize)]
-struct State {
-    held: bool,
-    resource: Resource,
-    #[serde(flatten)]
-    lease: Option<Held>,
-}
-
 /// The fence and the lease of a resource.
 #[derive(Serialize)]
 struct Known {
@@ -65,30 +56,26 @@ struct Known {
     partition: u8,
     floor: i64,
     granted: i64,
-    lease: State,
+    lease: Option<Held>,
     /// Milliseconds since 1970.
     now_ms: u64,
 }
 
 pub(super) async fn look_up<DB: FenceDatabase, L: LeaseAdmin>(
-    Shared(console): Shared<Arc<Console<DB, L>>>,
-    Asked(Name { resource }): Asked<Name>,
+    State(console): State<Arc<Console<DB, L>>>,
+    Query(Name { resource }): Query<Name>,
 ) -> Result<Response, Rejection> {
     let resource =
         Resource::new(resource).map_err(|error| Rejection::invalid("resource", error))?;
     let state = console.fence.state(&resource).await?;
-    let held = console.leases.inspect(&resource).await?;
+    let lease = console.leases.inspect(&resource).await?;
     let known = Known {
         max_token: state.max_token(),
         row: state.row.map(Row::from),
         partition: state.partition,
         floor: state.floor,
         granted: state.granted,
-        lease: State {
-            held: held.is_some(),
-            resource: resource.clone(),
-            lease: held,
-        },
+        lease,
         now_ms: now_ms(),
         resource,
     };
@@ -110,8 +97,8 @@ struct Fences {
 }
 
 pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
-    Shared(console): Shared<Arc<Console<DB, L>>>,
-    Asked(paging): Asked<Paging>,
+    State(console): State<Arc<Console<DB, L>>>,
+    Query(paging): Query<Paging>,
 ) -> Result<Response, Rejection> {
     let limit = rows(paging.limit)?;
     let prefix = paging.prefix.unwrap_or_default();
@@ -141,7 +128,7 @@ struct Floor {
 }
 
 pub(super) async fn floors<DB: FenceDatabase, L: LeaseAdmin>(
-    Shared(console): Shared<Arc<Console<DB, L>>>,
+    State(console): State<Arc<Console<DB, L>>>,
 ) -> Result<Response, Rejection> {
     let floors = console.fence.floors().await?.into_iter();
     let floors: Vec<_> = floors
@@ -158,7 +145,7 @@ pub(super) struct Reset {
 }
 
 pub(super) async fn reset<DB: FenceDatabase, L: LeaseAdmin>(
-    Shared(console): Shared<Arc<Console<DB, L>>>,
+    State(console): State<Arc<Console<DB, L>>>,
     Json(Reset { resource, token }): Json<Reset>,
 ) -> Result<Response, Rejection> {
     console.fence.reset(&resource, token).await?;

@@ -16,7 +16,7 @@ use crate::{
     Console,
     page::NO_STORE,
     rejection::Rejection,
-    request::{Asked, Json, rows},
+    request::{Json, Query, rows},
 };
 use tower_fence::{
     FenceDatabase, Resource, Token,
@@ -56,7 +56,7 @@ struct Leases {
 
 pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
-    Asked(paging): Asked<Paging>,
+    Query(paging): Query<Paging>,
 ) -> Result<Response, Rejection> {
     let limit = rows(paging.limit)?.into();
     let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());

@@ -24,9 +24,9 @@ use crate::{
     Console, Events,
     event::{Event, KINDS},
     feed::{Feed, SECONDS},
-    readers::Place,
+    readers::Permit,
     rejection::Rejection,
-    request::Asked,
+    request::Query,
 };
 use tower_fence::{FenceDatabase, lease::LeaseAdmin};
 
@@ -50,7 +50,7 @@ pub(super) fn process_name() -> String {
 }
 
 #[derive(Deserialize)]
-pub(super) struct From {
+pub(super) struct Start {
     /// The id of the last message that the page has received. If the browser reconnects by itself,
     /// it sends this id in the header `Last-Event-ID` instead.
     after: Option<String>,
@@ -82,7 +82,7 @@ struct Hello<'a> {
 
 struct Reader {
     events: Events,
-    place: Place,
+    permit: Permit,
     tick: Interval,
     process: String,
     last_id: Option<u64>,
@@ -93,11 +93,11 @@ struct Reader {
 
 pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
-    Asked(From { after }): Asked<From>,
+    Query(Start { after }): Query<Start>,
     headers: HeaderMap,
 ) -> Result<Response, Rejection> {
-    let place = console.readers.take();
-    let place = place.ok_or(Rejection::TooManyReaders)?;
+    let permit = console.readers.take();
+    let permit = permit.ok_or(Rejection::TooManyReaders)?;
     let header = headers.get("last-event-id");
     let header = header.and_then(|value| value.to_str().ok());
     let mut tick = interval(TICK);
@@ -105,7 +105,7 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
     let feed = console.events.feed();
     let reader = Reader {
         events: console.events.clone(),
-        place,
+        permit,
         tick,
         process: console.process.clone(),
         last_id: header.or(after.as_deref()).and_then(|id| last_id(feed, id)),
@@ -138,7 +138,7 @@ impl Reader {
         loop {
             self.tick.tick().await;
             let now = Instant::now();
-            if now >= self.place.until {
+            if now >= self.permit.until {
                 return None;
             }
             let is_news = self.is_first || self.last_id != Some(self.events.feed().last_id());

@@ -53,12 +53,12 @@ pub(super) async fn index(OriginalUri(uri): OriginalUri) -> Response {
 
 /// The file name in the path. The rest of the path may contain parameters of the application.
 #[derive(Deserialize)]
-pub(super) struct Below {
+pub(super) struct FileName {
     file: String,
 }
 
 /// Serves a file of the page.
-pub(super) async fn file(Path(Below { file: name }): Path<Below>) -> Response {
+pub(super) async fn file(Path(FileName { file: name }): Path<FileName>) -> Response {
     match FILES.iter().find(|(file, ..)| *file == name) {
         Some((_, content_type, text)) => serve(content_type, (*text).to_owned()),
         None => StatusCode::NOT_FOUND.into_response(),
@@ -171,7 +171,7 @@ mod tests {
 
     #[tokio::test]
     async fn other_files_are_not_served() {
-        let get = async |name: &str| file(Path(Below { file: name.into() })).await.status();
+        let get = async |name: &str| file(Path(FileName { file: name.into() })).await.status();
         assert_eq!(get("console.js").await, StatusCode::OK);
         assert_eq!(get("../mod.rs").await, StatusCode::NOT_FOUND);
     }

@@ -1,7 +1,7 @@
 //! Limits the number of pages that follow the feed at the same time.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,16 +15,16 @@ const LIMIT: usize = 32;
 /// The permits of the readers. A permit expires after the maximum duration of a stream, even if the
 /// client does not read the stream, so a stalled connection cannot occupy it for longer.
 #[derive(Debug, Default)]
-pub(super) struct Readers(Mutex<Places>);
+pub(super) struct Readers(Mutex<Permits>);
 
 #[derive(Debug, Default)]
-struct Places {
+struct Permits {
     last: u64,
     taken: Vec<(u64, Instant)>,
 }
 
 /// A permit for one reader, until it is dropped or expires.
-pub(super) struct Place {
+pub(super) struct Permit {
     readers: Arc<Readers>,
     number: u64,
     pub(super) until: Instant,
@@ -32,29 +32,32 @@ pub(super) struct Place {
 
 impl Readers {
     /// Returns a permit, if one is free.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Self>) -> Option<Permit> {
         let now = Instant::now();
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        places.taken.retain(|(_, until)| *until > now);
-        if places.taken.len() == LIMIT {
+        let mut permits = self.permits();
+        permits.taken.retain(|(_, until)| *until > now);
+        if permits.taken.len() == LIMIT {
             return None;
         }
-        places.last += 1;
-        let (number, until) = (places.last, now + STREAM_LIMIT);
-        places.taken.push((number, until));
-        Some(Place {
+        permits.last += 1;
+        let (number, until) = (permits.last, now + STREAM_LIMIT);
+        permits.taken.push((number, until));
+        Some(Permit {
             readers: Arc::clone(self),
             number,
             until,
         })
     }
+
+    fn permits(&self) -> MutexGuard<'_, Permits> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let places = &self.readers.0;
-        let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.taken.retain(|(number, _)| *number != self.number);
+        let mut permits = self.readers.permits();
+        permits.taken.retain(|(number, _)| *number != self.number);
     }
 }
 

@@ -12,7 +12,7 @@ use tower_fence::{
     problem::{Problem, ProblemType},
 };
 
-use super::readers::STREAM_LIMIT;
+use crate::readers::STREAM_LIMIT;
 
 /// The maximum length of a request body.
 pub(super) const BODY_LIMIT_BYTES: usize = 4 * 1024;

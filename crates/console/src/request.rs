@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{
-    extract::{FromRequest, FromRequestParts, Query, Request, rejection::JsonRejection},
+    extract::{self, FromRequest, FromRequestParts, Request, rejection::JsonRejection},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -11,7 +11,7 @@ use http::{StatusCode, request::Parts};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::rejection::Rejection;
+use crate::rejection::Rejection;
 
 /// The timeout for a request body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,14 +48,14 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 }
 
 /// The query of a URL.
-pub(super) struct Asked<T>(pub(super) T);
+pub(super) struct Query<T>(pub(super) T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
-        match Query::from_request_parts(parts, state).await {
-            Ok(Query(asked)) => Ok(Self(asked)),
+        match extract::Query::from_request_parts(parts, state).await {
+            Ok(extract::Query(query)) => Ok(Self(query)),
             Err(rejection) => Err(Rejection::invalid("query", rejection.body_text())),
         }
     }

@@ -8,11 +8,11 @@ const BAR_SECONDS = 5;
 const HEIGHT = 36;
 
 const charts = [
-  { title: "Admitted", kinds: ["admitted"], what: "tokens of fenced requests", tone: "good" },
-  { title: "Stale", kinds: ["stale"], what: "refused: the token is stale", tone: "bad" },
-  { title: "Forged", kinds: ["forged"], what: "refused: invalid signature", tone: "bad" },
-  { title: "Granted", kinds: ["granted"], what: "leases", tone: "accent" },
-  { title: "Queued", kinds: ["waiting"], what: "requests that waited for a lease", tone: "warn" },
+  { title: "Admitted", kind: "admitted", what: "tokens of fenced requests", tone: "good" },
+  { title: "Stale", kind: "stale", what: "refused: the token is stale", tone: "bad" },
+  { title: "Forged", kind: "forged", what: "refused: invalid signature", tone: "bad" },
+  { title: "Granted", kind: "granted", what: "leases", tone: "accent" },
+  { title: "Queued", kind: "waiting", what: "requests that waited for a lease", tone: "warn" },
 ];
 
 let kinds = [];
@@ -60,10 +60,10 @@ function draw(now) {
   }
   for (const chart of drawn) {
     const bars = new Array(count).fill(0);
-    const places = chart.kinds.map((kind) => kinds.indexOf(kind));
+    const place = kinds.indexOf(chart.kind);
     for (const [second, counts] of seconds) {
       const bar = Math.floor(second / BAR_SECONDS) - from;
-      if (bar >= 0 && bar < count) for (const place of places) bars[bar] += counts[place] ?? 0;
+      if (bar >= 0 && bar < count) bars[bar] += counts[place] ?? 0;
     }
     const all = bars.reduce((sum, one) => sum + one, 0);
     const peak = Math.max(...bars);

@@ -44,16 +44,16 @@ export async function lookUp(resource) {
 
 function describe(found) {
   const { row, lease } = found;
-  const dead = row
+  const highest = row
     ? token(row.max_token)
     : found.floor > 0
       ? [token(found.floor), " (the floor of its partition; the resource has no row)"]
       : "none: no request has used a token for this resource";
   const facts = [
-    ["Lease", lease.held ? holder(found) : "Not held"],
-    lease.held && ["Time left", `${time(lease.ttl_ms)}, unless it is renewed`],
-    lease.held && ["Waiters", lease.waiters === 0 ? "none" : String(lease.waiters)],
-    ["Highest stale token", dead],
+    ["Lease", lease ? holder(found) : "Not held"],
+    lease && ["Time left", `${time(lease.ttl_ms)}, unless it is renewed`],
+    lease && ["Waiters", lease.waiters === 0 ? "none" : String(lease.waiters)],
+    ["Highest stale token", highest],
     row && ["Last announced grant", row.announced ? token(row.announced) : "none"],
     row && ["Last used", `${time(row.idle_ms)} ago, by a write, a fenced read or an announced grant`],
     ["Read at", moment(found.now_ms)],
@@ -64,7 +64,7 @@ function describe(found) {
     element("dd", {}, ...(Array.isArray(said) ? said : [said])),
   ]);
   at("look-up-facts").replaceChildren(...items);
-  at("look-up-break").hidden = !lease.held;
+  at("look-up-break").hidden = !lease;
   at("look-up-reset").hidden = found.max_token === 0;
 }
 
@@ -110,8 +110,8 @@ function reset(found) {
     element("p", {}, "After the reset, tokens for ", name(resource), " up to the one below are stale, and all higher tokens are admitted again. The highest stale token is now ", token(found.max_token), "."),
     element(
       "p",
-      { class: lease.held ? "notice" : "soft" },
-      ...(lease.held
+      { class: lease ? "notice" : "soft" },
+      ...(lease
         ? [owner(lease.owner), " holds the lease, with token ", token(lease.token), ". Break the lease first, and wait for its requests to end."]
         : ["The lease is not held."]),
       found.granted > 0 ? " Issuers have granted at least " : "",
@@ -123,7 +123,7 @@ function reset(found) {
   // knows the highest granted token, and a number that is too low would make stale tokens valid
   // again.
   const announced = found.row?.announced ?? 0;
-  const highest = lease.held ? Math.max(announced, lease.token) : announced;
+  const highest = lease ? Math.max(announced, lease.token) : announced;
   at("reset-token").value = announced > 0 && announced < 999_999_999_999_999 ? String(highest) : "";
   at("reset-condition").checked = false;
   open("reset", { resource });

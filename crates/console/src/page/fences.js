@@ -31,17 +31,17 @@ function summary(page, after) {
 }
 
 function add({ resource }) {
-  const [dead, granted, used] = ["Highest stale token", "Last announced grant", "Last used"].map((label) =>
+  const [highest, granted, used] = ["Highest stale token", "Last announced grant", "Last used"].map((label) =>
     element("td", { "data-label": label }),
   );
   const open = element("button", { type: "button", class: "small", "aria-label": `Look up ${resource}` }, "Look up");
   open.addEventListener("click", () => lookUp(resource));
-  const made = element("tr", {}, element("th", { scope: "row" }, name(resource)), dead, granted, used, element("td", { class: "action" }, open));
-  return { element: made, dead, granted, used };
+  const made = element("tr", {}, element("th", { scope: "row" }, name(resource)), highest, granted, used, element("td", { class: "action" }, open));
+  return { element: made, highest, granted, used };
 }
 
 function update(row, fence) {
-  put(row.dead, fence.max_token, () => token(fence.max_token));
+  put(row.highest, fence.max_token, () => token(fence.max_token));
   put(row.granted, fence.announced, () =>
     fence.announced === null ? element("span", { class: "soft" }, "none") : token(fence.announced),
   );

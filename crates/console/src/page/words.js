@@ -77,7 +77,7 @@ export const owner = (text) => (text ? name(text) : element("span", { class: "so
 
 /** Describes the holder of a lease, and the time of the grant if the store records it. */
 export function holder({ lease, now_ms }) {
-  if (!lease.held) return ["The lease is not held."];
+  if (!lease) return ["The lease is not held."];
   const said = [owner(lease.owner), " holds it now, with token ", token(lease.token)];
   if (lease.granted_at === undefined) return [...said, "."];
   const at = Date.parse(lease.granted_at);
