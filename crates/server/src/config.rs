@@ -65,7 +65,7 @@ fn argument(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>,
         Value::String(text) => text.clone(),
         Value::Integer(number) => number.to_string(),
         Value::Boolean(is_set) => is_set.to_string(),
-        _ => return Err(format!("{name} must be a string or a number")),
+        _ => return Err(format!("{name} must be a string or a whole number")),
     };
     if name.ends_with("-url") && split_urls(&value).any(has_password) {
         return Err(format!(
@@ -88,9 +88,13 @@ fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
             .get_opts()
             .find(|option| option.get_long() == Some(name));
         let source = option.and_then(|option| given.value_source(option.get_id().as_str()));
-        let is_said = source == Some(ValueSource::CommandLine);
-        is_said || env::var_os(variable(name)).is_some_and(|value| !is_blank(&value))
+        source == Some(ValueSource::CommandLine) || is_set(&variable(name))
     })
+}
+
+/// Returns whether a variable has a value that is not blank.
+fn is_set(variable: &str) -> bool {
+    env::var_os(variable).is_some_and(|value| !is_blank(&value))
 }
 
 /// Returns whether the value of a variable consists of blanks. Such a variable counts as missing,
@@ -190,13 +194,12 @@ pub fn print(
     let files = command.get_opts().filter_map(Arg::get_env);
     let names = files.filter_map(|name| name.to_str()?.strip_suffix("_FILE"));
     let secrets = names.filter(|name| is_secret(name));
-    let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !is_blank(&value));
-    let mut set: Vec<&str> = secrets.filter(is_set).collect();
+    let mut set: Vec<&str> = secrets.filter(|name| is_set(name)).collect();
     let has_option = ["database_url", "database_url_file"]
         .iter()
         .any(|option| given.value_source(option).is_some());
     let has_url = has_option || set.contains(&"TOWER_FENCE_DATABASE_URL");
-    if !has_url && is_set(&"DATABASE_URL") {
+    if !has_url && is_set("DATABASE_URL") {
         set.push("DATABASE_URL");
     }
     for name in set {

@@ -18,6 +18,9 @@ use crate::{
     secrets::Secret,
 };
 
+/// The timeout for connecting, in commands other than `serve`.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
 #[derive(Args)]
 #[command(next_help_heading = "Database")]
 pub struct DatabaseArgs {
@@ -53,6 +56,124 @@ pub struct DatabaseArgs {
     /// A file with that URL.
     #[arg(long, env = "TOWER_FENCE_LISTEN_URL_FILE", value_name = "FILE")]
     pub listen_url_file: Option<PathBuf>,
+}
+
+impl DatabaseArgs {
+    /// Returns the URL of the database; `None` if none is configured. The variable `DATABASE_URL`
+    /// is used only if no other setting names a database.
+    pub fn find(&self) -> Result<Option<Secret>, Failure> {
+        let option = self.database_url.as_deref();
+        let file = self.database_url_file.as_deref();
+        let own = Secret::find_urls("TOWER_FENCE_DATABASE_URL", option, file)?;
+        match own {
+            Some(url) => Ok(Some(url)),
+            None => Secret::find("DATABASE_URL", None),
+        }
+    }
+
+    /// Returns the fence after its database has answered, for commands other than `serve`.
+    pub async fn reached(&self) -> Result<(Fence<Postgres>, String), Failure> {
+        let (fence, place) = self.fence(2)?;
+        self.check(&fence, &place).await?;
+        Ok((fence, place))
+    }
+
+    /// Returns the fence after its database has answered, for commands that change the schema.
+    /// Bypasses a pooler, because a migration takes a lock that outlives a transaction.
+    pub async fn reached_directly(
+        &self,
+        first: &FirstMigrationArgs,
+    ) -> Result<(Fence<Postgres>, String), Failure> {
+        let options = self.direct()?;
+        let place = place(&options);
+        let fence = first.set(self.schema.builder()?).build(pool(options, 2));
+        self.check(&fence, &place).await?;
+        Ok((fence, place))
+    }
+
+    /// Returns the options of a connection that bypasses a pooler, for a change of the schema.
+    pub fn direct(&self) -> Result<PgConnectOptions, Failure> {
+        match self.listen()? {
+            Some(options) => Ok(options),
+            None if self.transaction_pooling => Err(Failure::configuration(
+                "the schema cannot be changed through a pooler in transaction mode: set --listen-url \
+                 (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
+            )),
+            None => self.options(),
+        }
+    }
+
+    async fn check(&self, fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
+        let reached = reach(fence, CONNECT_TIMEOUT).await;
+        reached.map_err(|error| not_connected(place, &*error))?;
+        self.refuse_poolers(fence, place).await
+    }
+
+    /// Fails if there is an unexpected pooler in transaction mode. Checks the URL of the fence,
+    /// unless `transaction_pooling` is set, and the URL of the connection that listens.
+    pub async fn refuse_poolers(
+        &self,
+        fence: &Fence<Postgres>,
+        place: &str,
+    ) -> Result<(), Failure> {
+        let direct = self
+            .listen()?
+            .map(|options| (self::place(&options), options));
+        let pooled = (!self.transaction_pooling).then(|| {
+            let options = fence.pool().connect_options().as_ref().clone();
+            (place.to_owned(), options)
+        });
+        for (place, options) in pooled.into_iter().chain(direct) {
+            let found = timeout(CONNECT_TIMEOUT, pooler::is_between(&options)).await;
+            let found = found.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+            if found.map_err(|error| not_connected(&place, &error))? {
+                let text = format!("{place}: {}", pooler::REFUSED);
+                return Err(Failure::configuration(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the options of the connection that listens, if it has its own URL.
+    pub fn listen(&self) -> Result<Option<PgConnectOptions>, Failure> {
+        let option = self.listen_url.as_deref();
+        let file = self.listen_url_file.as_deref();
+        let url = Secret::find_urls("TOWER_FENCE_LISTEN_URL", option, file)?;
+        url.map(|url| options(url.expose())).transpose()
+    }
+
+    /// Creates the lease store in the database of this fence.
+    pub fn leases(&self, fence: Fence<Postgres>) -> Result<PostgresLeases, Failure> {
+        let leases = PostgresLeases::new(fence);
+        Ok(match self.listen()? {
+            Some(options) => leases.listen_with(options),
+            None => leases,
+        })
+    }
+
+    /// Creates the fence over a pool that connects on first use. Also returns its location for
+    /// messages.
+    pub fn fence(&self, connections: u32) -> Result<(Fence<Postgres>, String), Failure> {
+        let mut options = self.options()?;
+        let place = place(&options);
+        if self.transaction_pooling {
+            // Behind a pooler, a statement that was prepared on one server connection is unknown on
+            // the next one.
+            options = options.statement_cache_capacity(0);
+        }
+        let builder = self.schema.builder()?;
+        let builder = builder.transaction_pooling(self.transaction_pooling);
+        Ok((builder.build(pool(options, connections)), place))
+    }
+
+    fn options(&self) -> Result<PgConnectOptions, Failure> {
+        let url = self.find()?.ok_or_else(|| {
+            Failure::configuration(
+                "no database is configured: set TOWER_FENCE_DATABASE_URL, for example to postgres://localhost/shop",
+            )
+        })?;
+        options(url.expose())
+    }
 }
 
 /// The option that names the schema of the tables.
@@ -105,133 +226,6 @@ impl FirstMigrationArgs {
     }
 }
 
-impl DatabaseArgs {
-    /// Returns the URL of the database; `None` if none is configured. The variable `DATABASE_URL`
-    /// is used only if no other setting names a database.
-    pub fn find(&self) -> Result<Option<Secret>, Failure> {
-        let option = self.database_url.as_deref();
-        let file = self.database_url_file.as_deref();
-        let own = Secret::find_urls("TOWER_FENCE_DATABASE_URL", option, file)?;
-        match own {
-            Some(url) => Ok(Some(url)),
-            None => Secret::find("DATABASE_URL", None),
-        }
-    }
-
-    /// Returns the fence after its database has answered, for commands other than `serve`.
-    pub async fn reached(&self) -> Result<(Fence<Postgres>, String), Failure> {
-        let (fence, place) = self.fence(2)?;
-        self.answers(&fence, &place).await?;
-        self.refuse_poolers(&fence, &place).await?;
-        Ok((fence, place))
-    }
-
-    /// Returns the fence after its database has answered, for commands that change the schema.
-    /// Bypasses a pooler, because a migration takes a lock that outlives a transaction.
-    pub async fn reached_directly(
-        &self,
-        first: &FirstMigrationArgs,
-    ) -> Result<(Fence<Postgres>, String), Failure> {
-        let options = self.direct()?;
-        let place = place(&options);
-        let fence = first.set(self.schema.builder()?).build(pool(options, 2));
-        self.answers(&fence, &place).await?;
-        self.refuse_poolers(&fence, &place).await?;
-        Ok((fence, place))
-    }
-
-    /// Returns the options of a connection that bypasses a pooler, for a change of the schema.
-    pub fn direct(&self) -> Result<PgConnectOptions, Failure> {
-        match self.listen()? {
-            Some(options) => Ok(options),
-            None if self.transaction_pooling => Err(Failure::configuration(
-                "the schema cannot be changed through a pooler in transaction mode: set --listen-url \
-                 (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
-            )),
-            None => self.options(),
-        }
-    }
-
-    async fn answers(&self, fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
-        let reached = reach(fence, Duration::from_secs(10)).await;
-        let failed = |error: Box<dyn Error + Send + Sync>| {
-            Failure::unavailable(&format!("cannot connect to the database {place}"), &*error)
-        };
-        reached.map_err(failed)
-    }
-
-    /// Fails if there is an unexpected pooler in transaction mode. Checks the URL of the fence,
-    /// unless `transaction_pooling` is set, and the URL of the connection that listens.
-    pub async fn refuse_poolers(
-        &self,
-        fence: &Fence<Postgres>,
-        place: &str,
-    ) -> Result<(), Failure> {
-        let direct = self
-            .listen()?
-            .map(|options| (self::place(&options), options));
-        let pooled = (!self.transaction_pooling).then(|| {
-            let options = fence.pool().connect_options().as_ref().clone();
-            (place.to_owned(), options)
-        });
-        for (place, options) in pooled.into_iter().chain(direct) {
-            let found = timeout(Duration::from_secs(10), pooler::is_between(&options)).await;
-            let found = found.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut));
-            let failed = |error| {
-                Failure::unavailable(&format!("cannot connect to the database {place}"), &error)
-            };
-            if found.map_err(failed)? {
-                return Err(Failure::configuration(format!(
-                    "{place}: {}",
-                    pooler::REFUSED
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the options of the connection that listens, if it has its own URL.
-    pub fn listen(&self) -> Result<Option<PgConnectOptions>, Failure> {
-        let option = self.listen_url.as_deref();
-        let file = self.listen_url_file.as_deref();
-        let url = Secret::find_urls("TOWER_FENCE_LISTEN_URL", option, file)?;
-        url.map(|url| options(url.expose())).transpose()
-    }
-
-    /// Creates the lease store in the database of this fence.
-    pub fn leases(&self, fence: Fence<Postgres>) -> Result<PostgresLeases, Failure> {
-        let leases = PostgresLeases::new(fence);
-        Ok(match self.listen()? {
-            Some(options) => leases.listen_with(options),
-            None => leases,
-        })
-    }
-
-    /// Creates the fence over a pool that connects on first use. Also returns its location for
-    /// messages.
-    pub fn fence(&self, connections: u32) -> Result<(Fence<Postgres>, String), Failure> {
-        let mut options = self.options()?;
-        let place = place(&options);
-        if self.transaction_pooling {
-            // Behind a pooler, a statement that was prepared on one server connection is unknown on
-            // the next one.
-            options = options.statement_cache_capacity(0);
-        }
-        let builder = self.schema.builder()?;
-        let builder = builder.transaction_pooling(self.transaction_pooling);
-        Ok((builder.build(pool(options, connections)), place))
-    }
-
-    fn options(&self) -> Result<PgConnectOptions, Failure> {
-        let url = self.find()?.ok_or_else(|| {
-            Failure::configuration(
-                "no database is configured: set TOWER_FENCE_DATABASE_URL, for example to postgres://localhost/shop",
-            )
-        })?;
-        options(url.expose())
-    }
-}
-
 /// Creates a pool that connects on first use.
 fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
     PgPoolOptions::new()
@@ -252,18 +246,30 @@ fn place(options: &PgConnectOptions) -> String {
     }
 }
 
-/// Returns whether a failed statement may succeed later without a change. This is the case if the
-/// statement did not reach the server, if the server is read-only, because a standby can be
-/// promoted, or if the error is about a connection, a conflict, resources, a lock, an intervention
-/// or the system.
+fn not_connected(place: &str, error: &dyn Error) -> Failure {
+    Failure::unavailable(&format!("cannot connect to the database {place}"), error)
+}
+
+/// Returns whether a failed statement may succeed later without a change of the program or of its
+/// settings. This is always the case if the statement did not reach the server.
 pub fn may_pass(error: &sqlx::Error) -> bool {
+    // Codes, and classes of codes.
+    const TEMPORARY: [&str; 8] = [
+        "25006", // read-only, as a standby that can be promoted
+        "55006", // object in use
+        "55P03", // lock not available
+        "08",    // connections
+        "40",    // conflicts
+        "53",    // resources
+        "57",    // interventions of an operator
+        "58",    // errors of the system
+    ];
     if matches!(error, sqlx::Error::Configuration(_)) {
         return false;
     }
     error.as_database_error().is_none_or(|refused| {
         let code = refused.code().unwrap_or_default();
-        // read_only_sql_transaction, object_in_use, lock_not_available, and whole classes
-        ["25006", "55006", "55P03", "08", "40", "53", "57", "58"]
+        TEMPORARY
             .iter()
             .any(|temporary| code.starts_with(temporary))
     })

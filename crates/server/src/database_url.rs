@@ -12,7 +12,7 @@ use crate::{
 
 /// The treatment of a parameter of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parameter {
+enum Treatment {
     /// The driver supports the parameter.
     Honoured,
     /// The parameter has no effect, because the program meets its requirement in any case, or
@@ -25,7 +25,6 @@ enum Parameter {
 
 /// Parses a URL like libpq.
 pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
-    let invalid = |why: &str| Failure::configuration(format!("invalid database URL: {why}"));
     let Some(rest) = ["postgres://", "postgresql://"]
         .iter()
         .find_map(|scheme| url.strip_prefix(scheme))
@@ -39,95 +38,54 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         return Err(invalid(ESCAPES));
     }
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-    let several = "it names several hosts, but only one is supported: name the primary, or an address that always points to it";
     if host.contains(',') {
-        return Err(invalid(several));
+        return Err(invalid(SEVERAL_HOSTS));
     }
     // The URL parser rejects a user without a host, as in `postgres://me@/shop`.
-    let (whole, query_user) = match host.is_empty() && !user.is_empty() {
-        true => (format!("postgres://{path}"), user),
-        false => (format!("postgres://{rest}"), ""),
-    };
-    let mut whole = Url::parse(&whole).map_err(|error| invalid(&error.to_string()))?;
+    let has_only_user = host.is_empty() && !user.is_empty();
+    let accepted = if has_only_user { path } else { rest };
+    let whole = Url::parse(&format!("postgres://{accepted}"));
+    let mut whole = whole.map_err(|error| invalid(&error.to_string()))?;
     let pairs: Vec<_> = whole.query_pairs().into_owned().collect();
     whole.set_query(None);
-    let (mut mode, mut authority, mut name) = (None, None, None);
+    let (mut mode, mut root_cert, mut fallback_name) = (None, None, None);
     for (parameter, value) in &pairs {
-        match of(parameter, value) {
-            Parameter::Honoured => {}
-            Parameter::Ignored => {
+        match treatment(parameter, value) {
+            Treatment::Honoured => {}
+            Treatment::Ignored => {
                 tracing::info!(parameter, "a parameter of the database URL has no effect");
                 continue;
             }
-            Parameter::Refused(instead) => {
+            Treatment::Refused(instead) => {
                 let text = format!("the parameter {parameter} is not supported; {instead}");
                 return Err(invalid(&text));
             }
         }
         match &**parameter {
-            "host" | "hostaddr" | "port" if value.contains(',') => return Err(invalid(several)),
+            "host" | "hostaddr" | "port" if value.contains(',') => {
+                return Err(invalid(SEVERAL_HOSTS));
+            }
             "sslmode" | "ssl-mode" => mode = Some(value.to_ascii_lowercase()),
             "sslrootcert" | "ssl-root-cert" | "ssl-ca" => {
-                authority = Some(value.clone());
+                root_cert = Some(&**value);
                 if value == SYSTEM {
                     continue;
                 }
             }
             "fallback_application_name" => {
-                name = Some(value.clone());
+                fallback_name = Some(&**value);
                 continue;
             }
             _ => {}
         }
         whole.query_pairs_mut().append_pair(parameter, value);
     }
-    // sqlx ignores invalid values of these variables, and then uses its defaults, which do not
-    // require TLS, and which may lead to another server.
-    if mode.is_none()
-        && let Some(value) = set("PGSSLMODE")?
-        && value.parse::<PgSslMode>().is_err()
-    {
-        return Err(Failure::configuration(
-            "PGSSLMODE must be disable, allow, prefer, require, verify-ca or verify-full",
-        ));
+    check_variables(&whole, &pairs)?;
+    if has_only_user {
+        add_user(&mut whole, user);
     }
-    if whole.port().is_none()
-        && pairs.iter().all(|(given, _)| given != "port")
-        && let Some(value) = set("PGPORT")?
-        && value.parse::<u16>().is_err()
-    {
-        return Err(Failure::configuration(
-            "PGPORT must be the number of a port",
-        ));
-    }
-    for (name, parameter) in UNSUPPORTED {
-        // A parameter of the URL overrides its variable.
-        if pairs.iter().all(|(given, _)| given != parameter)
-            && let Some(value) = set(name)?
-            && let Parameter::Refused(instead) = of(parameter, &value)
-        {
-            return Err(Failure::configuration(format!(
-                "the variable {name} is not supported with this value; {instead}"
-            )));
-        }
-    }
-    if !query_user.is_empty() {
-        let (user, password) = query_user.split_once(':').unwrap_or((query_user, ""));
-        let mut query = whole
-            .query()
-            .map(|query| format!("{query}&"))
-            .unwrap_or_default();
-        for (parameter, value) in [("user", user), ("password", password)] {
-            if !value.is_empty() {
-                query.push_str(&format!("{parameter}={}&", value.replace('+', "%2B")));
-            }
-        }
-        whole.set_query(Some(query.trim_end_matches('&')));
-    }
-    let mut options: PgConnectOptions = whole
-        .as_str()
-        .parse()
-        .map_err(|error| invalid(&chain(&error)))?;
+    let options: Result<PgConnectOptions, _> = whole.as_str().parse();
+    let mut options = options.map_err(|error| invalid(&chain(&error)))?;
     if let Some(host) = options.get_host().strip_prefix('[') {
         let host = host.trim_end_matches(']').to_owned();
         options = options.host(&host);
@@ -136,44 +94,100 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
     // parameter. The fence uses no floating-point numbers.
     options = options.extra_float_digits(None);
     if options.get_application_name().is_none() {
-        options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
+        options = options.application_name(fallback_name.unwrap_or("tower-fence"));
     }
-    // If the URL contains `sslrootcert=system`, the loop above removes the parameter. Then sqlx
-    // would use the certificate that this variable names.
-    let of_variable = variable("PGSSLROOTCERT")?.filter(|file| !file.is_empty());
-    if authority.as_deref() == Some(SYSTEM) && of_variable.is_some() {
-        return Err(invalid(
-            "sslrootcert=system cannot be combined with the variable PGSSLROOTCERT",
-        ));
-    } else if authority.is_none() && of_variable.as_deref() == Some(SYSTEM) {
-        return Err(invalid(
-            "PGSSLROOTCERT cannot be `system`: put sslrootcert=system into the URL",
-        ));
-    }
-    let authority = authority.or(of_variable);
-    let verifies = match authority {
-        None => None,
-        Some(authority) if authority == SYSTEM => match mode.as_deref() {
-            None | Some("verify-full") => Some(PgSslMode::VerifyFull),
-            Some(_) => return Err(invalid("sslrootcert=system requires sslmode=verify-full")),
-        },
-        // As in libpq, the mode `require` verifies the certificate if an authority is configured.
-        Some(_) if matches!(options.get_ssl_mode(), PgSslMode::Require) => {
-            Some(PgSslMode::VerifyCa)
-        }
-        Some(_) => None,
-    };
-    let options = match verifies {
-        Some(mode) => options.ssl_mode(mode),
-        None => options,
-    };
+    let mode = tls_mode(options.get_ssl_mode(), mode.as_deref(), root_cert)?;
     if matches!(
-        options.get_ssl_mode(),
+        mode,
         PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull
     ) {
         check_files(&pairs)?;
     }
-    Ok(options)
+    Ok(options.ssl_mode(mode))
+}
+
+fn invalid(why: &str) -> Failure {
+    Failure::configuration(format!("invalid database URL: {why}"))
+}
+
+const SEVERAL_HOSTS: &str = "it names several hosts, but only one is supported: name the primary, or an address that always points to it";
+
+/// Checks the variables of libpq that apply unless the URL overrides them.
+fn check_variables(url: &Url, pairs: &[(String, String)]) -> Result<(), Failure> {
+    let is_given = |name: &str| pairs.iter().any(|(given, _)| given == name);
+    // sqlx ignores invalid values of these variables, and then uses its defaults, which do not
+    // require TLS, and which may lead to another server.
+    if !is_given("sslmode")
+        && !is_given("ssl-mode")
+        && let Some(value) = variable("PGSSLMODE")?
+        && value.parse::<PgSslMode>().is_err()
+    {
+        return Err(Failure::configuration(
+            "PGSSLMODE must be disable, allow, prefer, require, verify-ca or verify-full",
+        ));
+    }
+    if url.port().is_none()
+        && !is_given("port")
+        && let Some(value) = variable("PGPORT")?
+        && value.parse::<u16>().is_err()
+    {
+        return Err(Failure::configuration(
+            "PGPORT must be the number of a port",
+        ));
+    }
+    for (name, parameter) in UNSUPPORTED {
+        if !is_given(parameter)
+            && let Some(value) = variable(name)?
+            && let Treatment::Refused(instead) = treatment(parameter, &value)
+        {
+            return Err(Failure::configuration(format!(
+                "the variable {name} is not supported with this value; {instead}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Adds a user, and the password after a colon, as parameters of the URL.
+fn add_user(url: &mut Url, user: &str) {
+    let (user, password) = user.split_once(':').unwrap_or((user, ""));
+    let mut query = url
+        .query()
+        .map(|query| format!("{query}&"))
+        .unwrap_or_default();
+    for (parameter, value) in [("user", user), ("password", password)] {
+        if !value.is_empty() {
+            query.push_str(&format!("{parameter}={}&", value.replace('+', "%2B")));
+        }
+    }
+    url.set_query(Some(query.trim_end_matches('&')));
+}
+
+/// Returns the TLS mode that libpq would use. `effective` is the mode according to sqlx. `given` and
+/// `root_cert` are the parameters of the URL.
+fn tls_mode(
+    effective: PgSslMode,
+    given: Option<&str>,
+    root_cert: Option<&str>,
+) -> Result<PgSslMode, Failure> {
+    let of_variable = variable("PGSSLROOTCERT")?;
+    // The parameter `sslrootcert=system` is not passed to sqlx, which would then use the certificate
+    // that this variable names.
+    if root_cert == Some(SYSTEM) && of_variable.is_some() {
+        return Err(invalid(
+            "sslrootcert=system cannot be combined with the variable PGSSLROOTCERT",
+        ));
+    }
+    match root_cert.or(of_variable.as_deref()) {
+        Some(SYSTEM) if root_cert.is_none() => Err(invalid(
+            "PGSSLROOTCERT cannot be `system`: put sslrootcert=system into the URL",
+        )),
+        Some(SYSTEM) if given.is_none_or(|mode| mode == "verify-full") => Ok(PgSslMode::VerifyFull),
+        Some(SYSTEM) => Err(invalid("sslrootcert=system requires sslmode=verify-full")),
+        // As in libpq, the mode `require` verifies the certificate if an authority is configured.
+        Some(_) if matches!(effective, PgSslMode::Require) => Ok(PgSslMode::VerifyCa),
+        _ => Ok(effective),
+    }
 }
 
 /// Checks that the files that sqlx opens at each connection can be read.
@@ -185,7 +199,7 @@ fn check_files(pairs: &[(String, String)]) -> Result<(), Failure> {
         let file = match given {
             Some((_, file)) => Some(file.clone()),
             // A variable may also have the contents of a file.
-            None => set(name)?.filter(|file| !file.contains("-----BEGIN")),
+            None => variable(name)?.filter(|file| !file.contains("-----BEGIN")),
         };
         if let Some(file) = file.filter(|file| !file.is_empty() && file != SYSTEM) {
             let opened = File::open(&file);
@@ -217,14 +231,9 @@ const FILES: [(&str, &[&str]); 3] = [
     ("PGSSLKEY", &["sslkey", "ssl-key"]),
 ];
 
-/// Returns the value of a variable of libpq; `None` if it is missing or blank.
-fn set(name: &str) -> Result<Option<String>, Failure> {
-    Ok(variable(name)?.filter(|value| !value.trim().is_empty()))
-}
-
 /// Returns the treatment of a parameter of libpq or of sqlx.
-fn of(parameter: &str, value: &str) -> Parameter {
-    use Parameter::{Honoured, Ignored, Refused};
+fn treatment(parameter: &str, value: &str) -> Treatment {
+    use Treatment::{Honoured, Ignored, Refused};
     match parameter {
         "sslmode"
         | "ssl-mode"

@@ -122,8 +122,7 @@ fn is_identifier(text: &str) -> bool {
 
 /// Starts to log warnings and errors, for commands other than `serve`.
 pub fn start_for_tools() -> Result<(), Failure> {
-    // A blank variable counts as missing.
-    let filter = variable("TOWER_FENCE_LOG")?.filter(|filter| !filter.trim().is_empty());
+    let filter = variable("TOWER_FENCE_LOG")?;
     start(Format::Plain, filter.as_deref().unwrap_or("warn,redis=off")).map(drop)
 }
 

@@ -54,9 +54,7 @@ impl Secret {
     ///
     /// Fails if both are set, the variable is not UTF-8, or the file cannot be read.
     pub fn find(name: &str, file: Option<&Path>) -> Result<Option<Self>, Failure> {
-        let variable = variable(name)?.map(Zeroizing::new);
-        let variable = variable.filter(|text| !text.trim().is_empty());
-        match (variable, file) {
+        match (variable(name)?.map(Zeroizing::new), file) {
             (Some(_), Some(_)) => Err(Failure::configuration(format!(
                 "{name} and {name}_FILE are both set: set only one of them"
             ))),
@@ -106,12 +104,12 @@ impl Secret {
     }
 }
 
-/// Returns the value of an environment variable; `None` if it is missing. Fails if the value is not
-/// UTF-8. If such a value were ignored, a server could start without its secret, and accept every
-/// client.
+/// Returns the value of an environment variable; `None` if it is missing or blank. Fails if the
+/// value is not UTF-8. If such a value were ignored, a server could start without its secret, and
+/// accept every client.
 pub fn variable(name: &str) -> Result<Option<String>, Failure> {
     match env::var(name) {
-        Ok(value) => Ok(Some(value)),
+        Ok(value) => Ok(Some(value).filter(|value| !value.trim().is_empty())),
         Err(VarError::NotPresent) => Ok(None),
         // The error itself contains the value.
         Err(VarError::NotUnicode(_)) => Err(Failure::configuration(format!("{name} is not UTF-8"))),

@@ -292,11 +292,11 @@ impl RedisArgs {
         let Some(certificates) = self.certificates()? else {
             return builder.connect_lazy(urls).map_err(refused);
         };
-        let clients = urls.iter().zip(1..).map(|(url, place)| {
+        let clients = urls.iter().zip(1..).map(|(url, number)| {
             // The error is not shown, because it may quote a part of the URL.
             open(url, Some(certificates.clone())).map_err(|_| {
                 invalid(&format!(
-                    "node {place} of {} has an invalid URL, or one without TLS",
+                    "node {number} of {} has an invalid URL, or one without TLS",
                     urls.len()
                 ))
             })
@@ -312,8 +312,8 @@ impl RedisArgs {
         open(url, certificates).map_err(refused)
     }
 
-    /// Refuses settings that would have no effect.
-    pub fn check(&self) -> Result<(), Failure> {
+    /// Refuses settings that have no effect in this mode.
+    pub fn refuse_settings_without_effect(&self) -> Result<(), Failure> {
         if self.has_master()? && self.redis_mode != RedisMode::Sentinel {
             return Err(Failure::configuration(
                 "the settings TOWER_FENCE_REDIS_MASTER_... are only for sentinel mode: \

@@ -43,7 +43,7 @@ pub fn mount(
     events: Events,
     stop: Stop,
 ) -> Result<Mounted, Failure> {
-    check(&args.leases)?;
+    check_ttls(&args.leases)?;
     let redis = &args.redis;
     let (redis_urls, etcd_urls) = (redis.urls()?, args.etcd.urls()?);
     let is_in_etcd = etcd_urls.is_some();
@@ -68,7 +68,7 @@ pub fn mount(
             (boxed(leases, &fence, announce), epochs(), probe, place)
         }
         (None, Some(urls)) => {
-            redis.check()?;
+            redis.refuse_settings_without_effect()?;
             let mode = redis.redis_mode;
             let urls: Vec<&str> = split_urls(urls.expose()).collect();
             let place = redis.place(&urls);
@@ -123,7 +123,7 @@ pub fn mount(
     })
 }
 
-fn check(leases: &LeaseArgs) -> Result<(), Failure> {
+fn check_ttls(leases: &LeaseArgs) -> Result<(), Failure> {
     let limits = leases.min_ttl..=leases.max_ttl;
     if !limits.contains(&leases.ttl) || leases.min_ttl.is_zero() {
         return Err(Failure::configuration(
