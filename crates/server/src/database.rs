@@ -1,19 +1,19 @@
 //! The Postgres database with the fence.
 
-use std::{error::Error, path::PathBuf, pin::pin, time::Duration};
+use std::{error::Error, path::PathBuf, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
 use sqlx::{
     Connection, PgConnection, PgPool, Postgres,
-    migrate::MigrateError,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower_fence::{AdmitError, Fence, FenceBuilder, lease::PostgresLeases};
 
 use crate::{
     database_url::options,
     failure::{Failure, chain},
+    migration::FirstMigrationArgs,
     pooler,
     secrets::Secret,
 };
@@ -202,30 +202,6 @@ impl SchemaArgs {
     }
 }
 
-/// The option for creating the tables.
-#[derive(Args, Default)]
-#[command(next_help_heading = "Database")]
-pub struct FirstMigrationArgs {
-    /// Creates the tables even if Postgres does not show its timeline, which the fence needs to
-    /// detect a failover.
-    ///
-    /// After each promotion and each restore, you must then run `SELECT
-    /// tower_fence.after_failover()` before any client writes. Otherwise a confirmed write can be
-    /// lost. This option has no effect if the tables exist.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_NO_FAILOVER_DETECTION",
-        value_parser = BoolishValueParser::new()
-    )]
-    pub no_failover_detection: bool,
-}
-
-impl FirstMigrationArgs {
-    pub fn set(&self, builder: FenceBuilder<Postgres>) -> FenceBuilder<Postgres> {
-        builder.failover_detection(!self.no_failover_detection)
-    }
-}
-
 /// Creates a pool that connects on first use.
 fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
     PgPoolOptions::new()
@@ -284,59 +260,6 @@ pub fn failed(what: &str, place: &str, error: &AdmitError) -> Failure {
         error => Failure::unavailable(what, error),
     }
 }
-
-/// The interval at which the log reports that a migration is still waiting.
-const LONG: Duration = Duration::from_secs(2);
-
-/// Creates or updates the tables, and returns whether this was necessary. While another transaction
-/// blocks the migration, the log reports that transaction.
-pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<bool, Failure> {
-    let is_needed = matches!(
-        fence.check().await,
-        Err(AdmitError::NotMigrated(_) | AdmitError::Misconfigured(_))
-    );
-    let mut migrating = pin!(fence.migrate());
-    loop {
-        tokio::select! {
-            migrated = &mut migrating => {
-                return migrated.map(|()| is_needed).map_err(|error| {
-                    let failed = Failure::unavailable(&format!("cannot migrate {place}"), &error);
-                    match error {
-                        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)
-                            if may_pass(&error) => failed,
-                        _ => Failure::configuration(failed.text),
-                    }
-                });
-            }
-            () = sleep(LONG) => {
-                let waits_for = timeout(LONG, blockers(fence)).await;
-                let waits_for = waits_for.ok().and_then(Result::ok).flatten();
-                let waits_for = waits_for.as_deref().unwrap_or("the database");
-                tracing::warn!(%place, waits_for, "still migrating");
-            }
-        }
-    }
-}
-
-/// Describes the sessions that block sessions of this program; `None` if there are none.
-async fn blockers(fence: &Fence<Postgres>) -> sqlx::Result<Option<String>> {
-    let options = fence.pool().connect_options();
-    let mut conn = PgConnection::connect_with(&options).await?;
-    let found = sqlx::query_scalar(BLOCKERS).fetch_one(&mut conn).await?;
-    conn.close().await?;
-    Ok(found)
-}
-
-const BLOCKERS: &str = "\
-    SELECT pg_catalog.string_agg(DISTINCT CASE in_the_way.pid WHEN 0 THEN 'the lock of a prepared transaction (pg_prepared_xacts)' \
-        ELSE pg_catalog.format('the lock of process %s (%s, %s, in a transaction for %s s)', in_the_way.pid, \
-        coalesce(nullif(b.application_name, ''), 'unnamed'), coalesce(b.state, 'state unknown'), \
-        coalesce(pg_catalog.round(extract(epoch FROM pg_catalog.clock_timestamp() - b.xact_start))::text, '?')) END, '; ') \
-    FROM pg_catalog.pg_stat_activity AS a \
-    CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS in_the_way (pid) \
-    LEFT JOIN pg_catalog.pg_stat_activity AS b ON b.pid = in_the_way.pid \
-    WHERE a.wait_event_type = 'Lock' AND a.datname = pg_catalog.current_database() AND a.usename = current_user \
-        AND a.application_name = pg_catalog.current_setting('application_name')";
 
 /// Connects once without the pool, because the pool would retry and hide the cause of a failure.
 pub async fn reach(

@@ -16,6 +16,7 @@ mod duration;
 mod failure;
 mod generate;
 mod logs;
+mod migration;
 mod operate;
 mod pooler;
 mod run;

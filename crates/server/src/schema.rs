@@ -7,9 +7,10 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
-    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs, failed, may_pass},
+    database::{DatabaseArgs, SchemaArgs, failed, may_pass},
     failure::{Failure, chain, shown},
     logs,
+    migration::{self, FirstMigrationArgs},
     operate::{print as print_text, resource},
     serve::check,
 };
@@ -89,7 +90,7 @@ token of that grant.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&args.first).await?;
-    let outcome = match database::migrate(&fence, &place).await? {
+    let outcome = match migration::migrate(&fence, &place).await? {
         true => "were created or updated",
         false => "are up to date",
     };

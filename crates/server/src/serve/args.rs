@@ -6,9 +6,10 @@ use clap::{Args, builder::BoolishValueParser};
 
 use super::{etcd::EtcdArgs, redis::RedisArgs};
 use crate::{
-    database::{DatabaseArgs, FirstMigrationArgs},
+    database::DatabaseArgs,
     duration::{duration, positive},
     logs::Format,
+    migration::FirstMigrationArgs,
 };
 
 /// Grants leases over HTTP.

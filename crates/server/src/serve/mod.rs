@@ -48,9 +48,8 @@ pub use self::{
     check::{CheckArgs, check},
 };
 use crate::{
-    database,
     failure::{Failure, chain},
-    logs,
+    logs, migration,
     secrets::Secret,
 };
 
@@ -165,7 +164,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
 /// Creates or updates the tables, and reports other fences in the database after a change.
 async fn migrate(args: &ServeArgs) -> Result<(), Failure> {
     let (direct, place) = args.database.reached_directly(&args.first).await?;
-    if database::migrate(&direct, &place).await? {
+    if migration::migrate(&direct, &place).await? {
         let schema = args.database.schema.name();
         tracing::info!(
             database = %place, %schema, "created or updated the tables, functions and privileges"
