@@ -67,7 +67,7 @@ async fn leases_are_listed_searched_and_broken<DB: TestDatabase>() {
     owners.sort_unstable();
     assert_eq!(owners, ["other", "sku-1"]);
     assert_eq!(
-        (&found["looked_through"], &found["cursor"]),
+        (&found["examined"], &found["cursor"]),
         (&json!(3), &Value::Null)
     );
 
@@ -292,14 +292,14 @@ async fn search_among_many_leases_reads_one_part_per_request() {
             .await
             .unwrap();
     }
-    let (mut looked_through, mut found, mut pages) = (0, 0, 0);
+    let (mut examined, mut found, mut pages) = (0, 0, 0);
     let mut cursor = String::new();
     loop {
         let asked = path("leases", &[("search", "-4242"), ("cursor", &cursor)]);
         let page = service.get(&asked).await.json();
-        let looked = page["looked_through"].as_u64().unwrap();
-        assert!(looked <= 21_000, "{looked}");
-        looked_through += looked;
+        let more = page["examined"].as_u64().unwrap();
+        assert!(more <= 21_000, "{more}");
+        examined += more;
         found += page["leases"].as_array().unwrap().len();
         pages += 1;
         match page["cursor"].as_str() {
@@ -307,10 +307,10 @@ async fn search_among_many_leases_reads_one_part_per_request() {
             None => break,
         }
     }
-    assert_eq!(looked_through, 50_000);
+    assert_eq!(examined, 50_000);
     // The matches are 4242, and 42420 to 42429.
     assert_eq!((found, pages), (11, 3));
     // If most leases match, few are examined.
     let page = service.get("api/leases?search=many").await.json();
-    assert_eq!(page["looked_through"], 50);
+    assert_eq!(page["examined"], 50);
 }

@@ -467,7 +467,7 @@ const EMPTY_PAGES: &str = "
     window.ask = window.fetch;
     window.fetch = async (to, init) => {
         if (!/api\\/(leases|fences)/.test(to)) return ask(to, init);
-        const page = { leases: [], fences: [], cursor: 'next', after: 'next', looked_through: 0 };
+        const page = { leases: [], fences: [], cursor: 'next', after: 'next', examined: 0 };
         return new Response(JSON.stringify(page));
     };
     return null";

@@ -27,7 +27,7 @@ use tower_fence::{
 /// keys for each page. Issuers and etcd stores return at most 1,000 leases in a page.
 const CHUNK: usize = 1_000;
 /// The maximum number of leases that a search examines for one response.
-const LOOK_THROUGH: usize = 20_000;
+const MOST_EXAMINED: usize = 20_000;
 /// The time after which a search reads no further leases for one response.
 const SEARCH_TIME: Duration = Duration::from_secs(3);
 
@@ -51,7 +51,7 @@ struct Leases {
     /// The cursor of the next page; null on the last page.
     cursor: Option<String>,
     /// The number of leases that were examined for this page.
-    looked_through: usize,
+    examined: usize,
 }
 
 pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
@@ -61,7 +61,7 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
     let limit = rows(paging.limit)?.into();
     let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());
     let search = paging.search.filter(|search| !search.is_empty());
-    let (page, looked_through) = match search {
+    let (page, examined) = match search {
         None => {
             let page = console.leases.list(limit, cursor.as_deref()).await?;
             let found = page.leases.len();
@@ -75,13 +75,13 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
             .map(|(resource, held)| Listed { resource, held })
             .collect(),
         cursor: page.cursor,
-        looked_through,
+        examined,
     };
     Ok(([NO_STORE], Answer(leases)).into_response())
 }
 
 /// Searches for leases whose resource or owner contains `text`. The search stops when it has found
-/// `enough` leases, has examined [`LOOK_THROUGH`] leases, or has taken [`SEARCH_TIME`]. The next
+/// `enough` leases, has examined [`MOST_EXAMINED`] leases, or has taken [`SEARCH_TIME`]. The next
 /// page continues from there. The search does not split pages of the store, so it can exceed these
 /// limits.
 async fn find<L: LeaseAdmin>(
@@ -91,14 +91,14 @@ async fn find<L: LeaseAdmin>(
     mut cursor: Option<String>,
 ) -> Result<(Page, usize), Rejection> {
     let began = Instant::now();
-    let mut looked_through = 0;
+    let mut examined = 0;
     // A common text fits most leases, so the first pages are short.
     let mut chunk = enough;
     let mut found = Page::default();
     loop {
         let page = leases.list(chunk, cursor.as_deref()).await?;
         chunk = (2 * chunk).min(CHUNK);
-        looked_through += page.leases.len();
+        examined += page.leases.len();
         let fits = |(resource, held): &(Resource, Held)| {
             let owner = held.owner.as_ref().map(|owner| owner.as_str());
             [Some(resource.as_str()), owner]
@@ -109,11 +109,11 @@ async fn find<L: LeaseAdmin>(
         found.leases.extend(page.leases.into_iter().filter(fits));
         cursor = page.cursor;
         let goes_on = found.leases.len() < enough
-            && looked_through < LOOK_THROUGH
+            && examined < MOST_EXAMINED
             && began.elapsed() < SEARCH_TIME;
         if cursor.is_none() || !goes_on {
             found.cursor = cursor;
-            return Ok((found, looked_through));
+            return Ok((found, examined));
         }
     }
 }

@@ -32,7 +32,7 @@ function summary(page, cursor) {
     if (count > 0) return `${number(count)} on this page.`;
     return cursor === null && page.cursor === null ? "No lease is held." : "None on this page.";
   }
-  const found = `“${search}”: ${count === 0 ? "none" : number(count)} found in ${number(page.looked_through)} leases.`;
+  const found = `“${search}”: ${count === 0 ? "none" : number(count)} found in ${number(page.examined)} leases.`;
   const more = page.cursor === null ? "" : " There are more leases to search.";
   return `${found}${more} Search again to refresh the result.`;
 }
