@@ -196,7 +196,10 @@ async fn invalid_file_is_refused_without_showing_secrets() {
         ("config = \"hunter2\"", "there is no option --config"),
         ("ttl = \"hunter2\"", "--ttl: a duration must be a number"),
         ("migrate = \"hunter2\"", "migrate must be true or false"),
-        ("max-wait = 1.5", "max-wait must be a string or a whole number"),
+        (
+            "max-wait = 1.5",
+            "max-wait must be a string or a whole number",
+        ),
         ("ttl = 1\npassword = hunter2", "line 2"),
         (
             "database-url = \"postgres://me:hunter2@db/shop\"",

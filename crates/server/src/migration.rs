@@ -1,9 +1,9 @@
-//! The creation and the update of the fence's tables.
+//! The creation and the update of the fence's tables, and the fences that a database has.
 
 use std::{pin::pin, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
-use sqlx::{Connection, PgConnection, Postgres, migrate::MigrateError};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row, migrate::MigrateError};
 use tokio::time::{sleep, timeout};
 use tower_fence::{AdmitError, Fence, FenceBuilder};
 
@@ -85,3 +85,40 @@ const BLOCKERS: &str = "\
     LEFT JOIN pg_catalog.pg_stat_activity AS b ON b.pid = in_the_way.pid \
     WHERE a.wait_event_type = 'Lock' AND a.datname = pg_catalog.current_database() AND a.usename = current_user \
         AND a.application_name = pg_catalog.current_setting('application_name')";
+
+/// Reads the owner of the fence's schema (NULL if the schema does not exist), whether the fence
+/// detects failovers, and the schemas of other fences, in one statement that needs no privileges.
+const FENCES: &str = "\
+    SELECT pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner, \
+        EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
+            WHERE p.pronamespace = n.oid AND p.proname = 'current_history' \
+                AND p.prosrc LIKE '%SELECT pg_catalog.text ''''%') AS misses_failovers, \
+        (SELECT pg_catalog.string_agg(f.nspname, ', ' ORDER BY f.nspname) FROM (SELECT o.nspname \
+            FROM pg_catalog.pg_namespace AS o JOIN pg_catalog.pg_class AS c ON c.relnamespace = o.oid \
+            WHERE o.nspname <> '{schema}' AND c.relname = 'epoch_source' AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
+                WHERE p.pronamespace = o.oid AND p.proname = 'try_admit') \
+            ORDER BY o.nspname LIMIT 10) AS f) AS others \
+    FROM (SELECT) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
+
+/// The properties of the schema of the fence, and the schemas of other fences.
+pub struct Fences {
+    pub owner: Option<String>,
+    pub misses_failovers: bool,
+    pub others: Option<String>,
+}
+
+pub async fn fences(conn: &mut PgConnection, schema: &str) -> sqlx::Result<Fences> {
+    let sql = AssertSqlSafe(FENCES.replace("{schema}", schema));
+    let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
+    Ok(Fences {
+        owner: row.try_get("owner")?,
+        misses_failovers: row.try_get("misses_failovers")?,
+        others: row.try_get("others")?,
+    })
+}
+
+/// Returns the schemas of other fences in the database of this fence, at most ten.
+pub async fn other_fences(fence: &Fence<Postgres>, schema: &str) -> sqlx::Result<Option<String>> {
+    let mut conn = fence.pool().acquire().await?;
+    Ok(fences(&mut conn, schema).await?.others)
+}

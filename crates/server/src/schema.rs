@@ -12,7 +12,6 @@ use crate::{
     logs,
     migration::{self, FirstMigrationArgs},
     operate::{print as print_text, resource},
-    serve::check,
 };
 
 /// Creates or updates the tables, functions and privileges in the database.
@@ -95,7 +94,7 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
         false => "are up to date",
     };
     let schema = args.database.schema.name();
-    let others = match check::other_fences(&fence, schema).await {
+    let others = match migration::other_fences(&fence, schema).await {
         Ok(Some(others)) => format!("this database also has a fence in the schema {others}\n"),
         _ => String::new(),
     };

@@ -6,7 +6,7 @@
 mod access;
 mod args;
 mod bodies;
-pub mod check;
+mod check;
 mod connection;
 mod connections;
 mod describe;
@@ -169,7 +169,7 @@ async fn migrate(args: &ServeArgs) -> Result<(), Failure> {
         tracing::info!(
             database = %place, %schema, "created or updated the tables, functions and privileges"
         );
-        if let Ok(Some(others)) = check::other_fences(&direct, schema).await {
+        if let Ok(Some(others)) = migration::other_fences(&direct, schema).await {
             tracing::warn!(%schema, %others, "this database also has a fence in another schema");
         }
     }

@@ -9,7 +9,11 @@ use sqlx::{
 use tower_fence::{AdmitError, Fence};
 
 use super::report::{Report, within};
-use crate::{database::DatabaseArgs, failure::chain};
+use crate::{
+    database::DatabaseArgs,
+    failure::chain,
+    migration::{Fences, fences},
+};
 
 /// The smallest difference between the clocks that is reported as a note, in seconds.
 const NOTICEABLE: f64 = 1.0;
@@ -26,20 +30,6 @@ const ABOUT: &str = "\
         current_user::text AS role, pg_catalog.pg_is_in_recovery()::text AS standby, \
         extract(epoch FROM pg_catalog.clock_timestamp())::text AS seconds, \
         concat(pg_catalog.current_database(), ' ', pg_catalog.pg_postmaster_start_time()) AS identity";
-
-/// Reads the owner of the fence's schema (NULL if the schema does not exist), whether the fence
-/// detects failovers, and the schemas of other fences, in one statement that needs no privileges.
-const FENCES: &str = "\
-    SELECT pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner, \
-        EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
-            WHERE p.pronamespace = n.oid AND p.proname = 'current_history' \
-                AND p.prosrc LIKE '%SELECT pg_catalog.text ''''%') AS misses_failovers, \
-        (SELECT pg_catalog.string_agg(f.nspname, ', ' ORDER BY f.nspname) FROM (SELECT o.nspname \
-            FROM pg_catalog.pg_namespace AS o JOIN pg_catalog.pg_class AS c ON c.relnamespace = o.oid \
-            WHERE o.nspname <> '{schema}' AND c.relname = 'epoch_source' AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
-                WHERE p.pronamespace = o.oid AND p.proname = 'try_admit') \
-            ORDER BY o.nspname LIMIT 10) AS f) AS others \
-    FROM (SELECT) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
 
 /// The use of the database, which determines the functions that a server needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +116,7 @@ pub async fn check(
     }
     let schema = args.schema.name();
     match within(fences(&mut conn, schema)).await {
-        Ok(found) => found.report(schema, report),
+        Ok(found) => report_fences(found, schema, report),
         Err(error) => report.note("schema", format!("cannot read its owner: {error}")),
     }
     if is_fit {
@@ -245,51 +235,26 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
     }
 }
 
-/// The properties of the schema of the fence, and the schemas of other fences.
-struct Fences {
-    owner: Option<String>,
-    misses_failovers: bool,
-    others: Option<String>,
-}
-
-async fn fences(conn: &mut PgConnection, schema: &str) -> sqlx::Result<Fences> {
-    let sql = AssertSqlSafe(FENCES.replace("{schema}", schema));
-    let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
-    Ok(Fences {
-        owner: row.try_get("owner")?,
-        misses_failovers: row.try_get("misses_failovers")?,
-        others: row.try_get("others")?,
-    })
-}
-
-/// Returns the schemas of other fences in the database of this fence, at most ten.
-pub async fn other_fences(fence: &Fence<Postgres>, schema: &str) -> sqlx::Result<Option<String>> {
-    let mut conn = fence.pool().acquire().await?;
-    Ok(fences(&mut conn, schema).await?.others)
-}
-
-impl Fences {
-    fn report(self, schema: &str, report: &mut Report) {
-        let is_missing = self.owner.is_none();
-        if let Some(owner) = self.owner {
-            report.ok("schema", format!("{schema} belongs to the role {owner}"));
-        }
-        if let Some(others) = self.others {
-            let text = match is_missing {
-                true => format!(
-                    "this database has a fence in the schema {others}: `tower-fence migrate` would \
-                     create an empty fence in the schema {schema}, which admits every token"
-                ),
-                false => format!("this database also has a fence in the schema {others}"),
-            };
-            report.note("schema", text);
-        }
-        if self.misses_failovers {
-            let text = format!(
-                "detection is off: call {schema}.after_failover() after each promotion and each restore"
-            );
-            report.note("failover", text);
-        }
+fn report_fences(found: Fences, schema: &str, report: &mut Report) {
+    let is_missing = found.owner.is_none();
+    if let Some(owner) = found.owner {
+        report.ok("schema", format!("{schema} belongs to the role {owner}"));
+    }
+    if let Some(others) = found.others {
+        let text = match is_missing {
+            true => format!(
+                "this database has a fence in the schema {others}: `tower-fence migrate` would \
+                 create an empty fence in the schema {schema}, which admits every token"
+            ),
+            false => format!("this database also has a fence in the schema {others}"),
+        };
+        report.note("schema", text);
+    }
+    if found.misses_failovers {
+        let text = format!(
+            "detection is off: call {schema}.after_failover() after each promotion and each restore"
+        );
+        report.note("failover", text);
     }
 }
 

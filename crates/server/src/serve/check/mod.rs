@@ -16,7 +16,6 @@ use std::io::ErrorKind;
 use clap::Args;
 use tower_fence_console::Events;
 
-pub use self::database::other_fences;
 use self::{database::Needed, report::Report};
 use super::{
     access::Access,
