@@ -11,7 +11,7 @@ use axum::extract::Request;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_fence::sampler::Sampler;
 
-use super::access::SecretDigest;
+use super::roles::SecretDigest;
 
 /// The limits for one kind of request.
 #[derive(Clone)]

@@ -21,6 +21,7 @@ mod probe;
 mod recent_grants;
 mod redis;
 mod reload;
+mod roles;
 mod stop;
 mod store;
 mod tls;
@@ -136,7 +137,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     let signed = token_keys.is_some();
     let (schema, announce) = (args.database.schema.name(), args.leases.announce);
     tracing::info!(
-        %address, scheme, %database, %schema, leases = %place, announce, signed, access = %access, "started"
+        %address, scheme, %database, %schema, leases = %place, announce, signed, access = %access.secrets(), "started"
     );
     if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {
         tracing::warn!(

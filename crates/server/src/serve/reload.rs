@@ -111,7 +111,9 @@ impl Reload {
         }
         match reloaded.is_empty() {
             true => tracing::info!("nothing was reloaded"),
-            false => tracing::info!(what = reloaded.join(", "), access = %self.access, "reloaded"),
+            false => {
+                tracing::info!(what = reloaded.join(", "), access = %self.access.secrets(), "reloaded")
+            }
         }
         for variable in VARIABLES {
             if let Ok(Some(_)) = Secret::find(variable, None) {

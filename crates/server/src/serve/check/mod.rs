@@ -78,7 +78,10 @@ async fn check_all(args: &ServeArgs, report: &mut Report) {
     }
     let access = report.take("secrets", Access::read(&args.access));
     if let Some(access) = &access {
-        report.ok("secrets", format!("requests are accepted from {access}"));
+        report.ok(
+            "secrets",
+            format!("requests are accepted from {}", access.secrets()),
+        );
         let listen = addresses(&args.listen, access).await;
         if let Some(found) = report.take("listen", listen) {
             match try_bind(&found) {
