@@ -86,14 +86,14 @@ impl Connection {
         };
         match shaken {
             Ok(Ok(stream)) => self.serve(stream).await,
-            Ok(Err(error)) => self.report(&error),
+            Ok(Err(error)) => self.report_handshake(&error),
             Err(_) => tracing::debug!(peer = %self.peer, "TLS handshake timed out"),
         }
     }
 
     /// Logs a failed TLS handshake. A client that only closes the connection may be a load balancer
     /// that checks the port, so its line has the level of other connections that end early.
-    fn report(&self, error: &io::Error) {
+    fn report_handshake(&self, error: &io::Error) {
         static FAILED: Sampler = Sampler::new();
         let peer = self.peer;
         if error.kind() != ErrorKind::InvalidData {
@@ -237,8 +237,8 @@ struct Progress<S> {
 impl<S> Progress<S> {
     fn record(&self, written: &Poll<io::Result<usize>>) {
         match written {
-            Poll::Pending => self.state.wrote(true),
-            Poll::Ready(Ok(count)) if *count > 0 => self.state.wrote(false),
+            Poll::Pending => self.state.refused_bytes(),
+            Poll::Ready(Ok(count)) if *count > 0 => self.state.accepted_bytes(),
             Poll::Ready(_) => {}
         }
     }

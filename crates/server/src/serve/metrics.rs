@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use axum::{http::header::CONTENT_TYPE, routing::MethodRouter, routing::get};
+use axum::{
+    http::header::CONTENT_TYPE,
+    routing::{MethodRouter, get},
+};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tower_fence::problem::{Problem, ProblemType};
 

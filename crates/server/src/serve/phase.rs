@@ -75,13 +75,14 @@ impl State {
         }
     }
 
-    /// Records whether the socket accepted bytes or refused them.
-    pub(super) fn wrote(&self, is_blocked: bool) {
-        let mut blocked = self.blocked();
-        match is_blocked {
-            true => _ = blocked.get_or_insert_with(Instant::now),
-            false => *blocked = None,
-        }
+    /// Records that the socket refused bytes.
+    pub(super) fn refused_bytes(&self) {
+        self.blocked().get_or_insert_with(Instant::now);
+    }
+
+    /// Records that the socket accepted bytes.
+    pub(super) fn accepted_bytes(&self) {
+        *self.blocked() = None;
     }
 
     /// Returns when the socket refused bytes, if it has accepted none since then.
@@ -144,13 +145,13 @@ mod tests {
         ] {
             *state.phase() = phase;
             assert_eq!(rank(60 * STALLED), None);
-            state.wrote(true);
+            state.refused_bytes();
             assert_eq!(rank(STALLED), Some(3));
             // A slow client that reads is not stalled.
-            state.wrote(false);
+            state.accepted_bytes();
             assert_eq!(rank(60 * STALLED), None);
         }
-        state.wrote(true);
+        state.refused_bytes();
         *state.phase() = Phase::Idle(Instant::now());
         assert_eq!(rank(Duration::ZERO), Some(2));
     }

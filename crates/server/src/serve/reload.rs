@@ -67,7 +67,7 @@ impl Reload {
                 // Reading a file can block forever. Therefore use a separate thread: the shutdown
                 // waits for the threads of the runtime, but not for this one.
                 thread::spawn(move || {
-                    this.read();
+                    this.reload();
                     _ = done.send(());
                 });
                 _ = ended.await;
@@ -75,7 +75,7 @@ impl Reload {
         });
     }
 
-    fn read(&self) {
+    fn reload(&self) {
         let (holders, operators) = (
             &self.files.holder_secrets_file,
             &self.files.operator_secrets_file,
