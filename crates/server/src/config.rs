@@ -22,8 +22,8 @@ use crate::{
     secrets::{has_password, split_urls},
 };
 
-/// Returns the settings of a file as arguments of the command line. Omits the settings that the command
-/// line or the environment overrides.
+/// Returns the settings of a file as arguments of the command line. Omits the settings that the
+/// command line or the environment overrides.
 pub fn arguments_of(
     file: &Path,
     command: &clap::Command,
@@ -153,7 +153,8 @@ fn is_secret(name: &str) -> bool {
     SECRETS.iter().any(|end| name.ends_with(end))
 }
 
-/// Prints the effective settings. `of_file` contains the arguments that the settings file has added.
+/// Prints the effective settings. `of_file` contains the arguments that the settings file has
+/// added.
 pub fn print(
     command: &clap::Command,
     given: &ArgMatches,

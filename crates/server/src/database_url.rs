@@ -163,16 +163,16 @@ fn add_user(url: &mut Url, user: &str) {
     url.set_query(Some(query.trim_end_matches('&')));
 }
 
-/// Returns the TLS mode that libpq would use. `effective` is the mode according to sqlx. `given` and
-/// `root_cert` are the parameters of the URL.
+/// Returns the TLS mode that libpq would use. `effective` is the mode according to sqlx. `given`
+/// and `root_cert` are the parameters of the URL.
 fn tls_mode(
     effective: PgSslMode,
     given: Option<&str>,
     root_cert: Option<&str>,
 ) -> Result<PgSslMode, Failure> {
     let of_variable = variable("PGSSLROOTCERT")?;
-    // The parameter `sslrootcert=system` is not passed to sqlx, which would then use the certificate
-    // that this variable names.
+    // The parameter `sslrootcert=system` is not passed to sqlx, which would then use the
+    // certificate that this variable names.
     if root_cert == Some(SYSTEM) && of_variable.is_some() {
         return Err(invalid(
             "sslrootcert=system cannot be combined with the variable PGSSLROOTCERT",

@@ -47,9 +47,9 @@ pub struct InspectArgs {
 /// The next waiter receives the lease, with a higher token. The previous holder detects the loss at
 /// its next renewal, and can write until the fence has received the next token. If the server has
 /// secrets, the secret of an operator is required. If the resource has no lease, or has a lease
-/// other than the one to break, the exit status is 1. A lease that has expired is not held, although
-/// its lock delay may still block the resource: to end the lock delay, name the token of that lease
-/// with --token.
+/// other than the one to break, the exit status is 1. A lease that has expired is not held,
+/// although its lock delay may still block the resource: to end the lock delay, name the token of
+/// that lease with --token.
 #[derive(Args)]
 pub struct BreakArgs {
     /// The resource.

@@ -1,7 +1,7 @@
 //! Checks whether the stores would accept a grant, without granting a lease.
 //!
-//! The checks of a quorum of Redis nodes and of etcd only read. [`RecentGrants`] reveals what such a
-//! check cannot detect.
+//! The checks of a quorum of Redis nodes and of etcd only read. [`RecentGrants`] reveals what such
+//! a check cannot detect.
 //!
 //! [`RecentGrants`]: super::recent_grants::RecentGrants
 
