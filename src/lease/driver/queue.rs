@@ -9,10 +9,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, Ordering::SeqCst},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -71,56 +68,62 @@ struct Waiter {
     resource: Resource,
     ticket: i64,
     notify: Notify,
-    /// The signals that the request has received, as bits. The request clears [`RETRY`] and
-    /// [`REJOIN`] when it reads them.
-    signals: AtomicU8,
+    state: Mutex<State>,
 }
 
-/// The store has notified this request, or all requests.
-const RETRY: u8 = 1;
-/// Another request has taken the position.
-const DISPLACED: u8 = 2;
-/// The caller has dropped the request, and this process has released its lease id.
-const RELEASED_HERE: u8 = 4;
-/// The caller has dropped the request, and the store has reported that its lease id was released or
-/// that the queue no longer has the request.
-const CALLED_OFF: u8 = 8;
-/// The request must join the store's queue again.
-const REJOIN: u8 = 16;
-/// The caller has dropped the request.
-const LEFT: u8 = 32;
-/// The client has renewed the lease after it dropped the request.
-const RENEWED: u8 = 64;
-
-impl Waiter {
-    fn signal(&self, signal: u8) {
-        self.signals.fetch_or(signal, SeqCst);
-        self.notify.notify_one();
-    }
-
-    fn has(&self, signals: u8) -> bool {
-        self.signals.load(SeqCst) & signals != 0
-    }
+/// State of a waiting request.
+#[derive(Default)]
+struct State {
+    /// The strongest reason to stop waiting. The request clears a reason to retry when it reads it.
+    turn: Option<Turn>,
+    /// Whether the caller has dropped the request.
+    has_left: bool,
+    /// Whether the client has then renewed the lease (`true`) or released its id in this process
+    /// (`false`).
+    claimed: Option<bool>,
 }
 
-/// Reason why a request stops waiting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Reason why a request stops waiting. Each reason is stronger than the previous ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Turn {
+    /// A timer has expired: the resource is no longer blocked, the request must poll, or its wait
+    /// has timed out. If the store is unavailable for the retry, the request keeps waiting until
+    /// its timeout.
+    Timer,
     /// The store has notified this request, or all requests. If the retry fails, so does the
     /// request.
     Called,
     /// A late step of a displaced request may have taken the position in the store, so this request
     /// must join the queue again.
     Rejoin,
-    /// A timer has expired: the resource is no longer blocked, the request must poll, or its wait
-    /// has timed out. If the store is unavailable for the retry, the request keeps waiting until
-    /// its timeout.
-    Timer,
-    /// Another request under the same lease id has taken the position of this request.
-    Displaced,
     /// The caller has dropped the request. Either its lease id was released, so the client will not
     /// retry, or the store's queue no longer has the request.
     Dismissed,
+    /// Another request under the same lease id has taken the position of this request.
+    Displaced,
+}
+
+impl State {
+    /// Returns the reason to stop waiting, if there is one.
+    fn next(&mut self) -> Option<Turn> {
+        let turn = self.turn;
+        self.turn.take_if(|turn| *turn < Turn::Dismissed);
+        turn
+    }
+}
+
+impl Waiter {
+    fn signal(&self, turn: Turn) {
+        let mut state = self.state();
+        state.turn = state.turn.max(Some(turn));
+        drop(state);
+        self.notify.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code panics while the lock is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Position among the requests of this process. Dropping it removes the request from the queue.
@@ -161,7 +164,7 @@ impl Turns {
             resource: resource.clone(),
             ticket: ask.ticket,
             notify: Notify::default(),
-            signals: AtomicU8::new(0),
+            state: Mutex::default(),
         });
         let mut queues = self.queues();
         queues.joined += 1;
@@ -181,7 +184,7 @@ impl Turns {
         queues.by_ticket.insert(ask.ticket, Arc::clone(&waiter));
         if let Some(displaced) = displaced {
             queues.by_ticket.remove(&displaced.ticket);
-            displaced.signal(DISPLACED);
+            displaced.signal(Turn::Displaced);
         }
         Some(Position {
             turns: self.clone(),
@@ -208,7 +211,7 @@ impl Turns {
     /// is the request's turn.
     pub fn call(&self, ticket: i64) {
         if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
-            waiter.signal(RETRY);
+            waiter.signal(Turn::Called);
         }
     }
 
@@ -219,7 +222,11 @@ impl Turns {
     /// another process, or if the request is no longer in the queue.
     pub fn call_off(&self, ticket: i64) {
         if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
-            waiter.signal(if waiter.has(LEFT) { CALLED_OFF } else { RETRY });
+            let turn = match waiter.state().has_left {
+                true => Turn::Dismissed,
+                false => Turn::Called,
+            };
+            waiter.signal(turn);
         }
     }
 
@@ -229,7 +236,7 @@ impl Turns {
             && let Some(order) = queue.orders.get(lease)
             && let Some(waiter) = queue.waiters.get(order)
         {
-            waiter.signal(REJOIN);
+            waiter.signal(Turn::Rejoin);
         }
     }
 
@@ -253,34 +260,33 @@ impl Turns {
     /// Makes all requests for a resource retry, because the store may have lost their positions.
     pub fn call_all_for(&self, resource: &Resource) {
         if let Some(queue) = self.queues().by_resource.get(resource) {
-            queue
-                .waiters
-                .values()
-                .for_each(|waiter| waiter.signal(RETRY));
+            for waiter in queue.waiters.values() {
+                waiter.signal(Turn::Called);
+            }
         }
     }
 
     /// Makes all requests retry.
     pub fn call_all(&self) {
-        let queues = self.queues();
-        queues
-            .by_ticket
-            .values()
-            .for_each(|waiter| waiter.signal(RETRY));
+        for waiter in self.queues().by_ticket.values() {
+            waiter.signal(Turn::Called);
+        }
     }
 
     /// If the caller has dropped the request under this lease id, ends its wait and returns its
     /// ticket.
     pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
         let waiter = self.abandoned(resource, lease)?;
-        waiter.signal(RELEASED_HERE);
+        waiter.state().claimed = Some(false);
+        waiter.signal(Turn::Dismissed);
         Some(waiter.ticket)
     }
 
     /// Records that a client has renewed the lease of its dropped request. The lease is then kept.
     pub(super) fn renewed(&self, resource: &Resource, lease: &LeaseDigest) {
         if let Some(waiter) = self.abandoned(resource, lease) {
-            waiter.signal(RENEWED);
+            waiter.state().claimed.get_or_insert(true);
+            waiter.notify.notify_one();
         }
     }
 
@@ -289,7 +295,7 @@ impl Turns {
         let queues = self.queues();
         let queue = queues.by_resource.get(resource)?;
         let waiter = queue.waiters.get(queue.orders.get(lease)?)?;
-        waiter.has(LEFT).then(|| Arc::clone(waiter))
+        waiter.state().has_left.then(|| Arc::clone(waiter))
     }
 
     /// Returns the resources that requests of this process wait for.
@@ -347,18 +353,8 @@ impl Position {
     pub(super) async fn turn(&self, deadline: Instant, poll_at: Option<Instant>) -> Turn {
         let mut timer = None;
         loop {
-            let signals = self.waiter.signals.fetch_and(!(RETRY | REJOIN), SeqCst);
-            if signals & DISPLACED != 0 {
-                return Turn::Displaced;
-            }
-            if signals & (RELEASED_HERE | CALLED_OFF) != 0 {
-                return Turn::Dismissed;
-            }
-            if signals & REJOIN != 0 {
-                return Turn::Rejoin;
-            }
-            if signals & RETRY != 0 {
-                return Turn::Called;
+            if let Some(turn) = self.waiter.state().next() {
+                return turn;
             }
             if timer.is_some_and(|timer| timer <= Instant::now()) {
                 return Turn::Timer;
@@ -376,20 +372,19 @@ impl Position {
 
     /// Returns whether another request has taken this position.
     pub(super) fn is_displaced(&self) -> bool {
-        self.waiter.has(DISPLACED)
+        self.waiter.state().turn == Some(Turn::Displaced)
     }
 
     /// Waits until the client renews or releases the granted lease through this process. Returns
     /// whether the client has renewed the lease. If the store calls the request off, the lease is
     /// kept, because the grant may have removed the request from the store's queue.
     pub(super) async fn claimed(&self) -> bool {
-        while !self.waiter.has(RELEASED_HERE) {
-            if self.waiter.has(RENEWED) {
-                return true;
+        loop {
+            if let Some(is_renewed) = self.waiter.state().claimed {
+                return is_renewed;
             }
             self.waiter.notify.notified().await;
         }
-        false
     }
 
     /// Records how long the resource stays blocked according to a reply. Unlike
@@ -403,7 +398,7 @@ impl Position {
 
     /// Records that the caller has dropped the request.
     pub(super) fn mark_left(&self) {
-        self.waiter.signals.fetch_or(LEFT, SeqCst);
+        self.waiter.state().has_left = true;
     }
 
     /// Returns `deadline` or, if this request is the first and its time to retry is earlier, that
@@ -488,5 +483,21 @@ mod tests {
         position.mark_left();
         turns.dismiss(&sku(), &LeaseDigest::of("a"));
         assert_eq!(turn(&position), Some(Turn::Dismissed));
+    }
+
+    #[tokio::test]
+    async fn only_a_reason_to_retry_is_cleared() {
+        let turns = Turns::new(9);
+        let position = join(&turns, "a", 1);
+        let twice = || [turn(&position), turn(&position)];
+        turns.rejoin(&sku(), &LeaseDigest::of("a"));
+        turns.call_off(1);
+        assert_eq!(twice(), [Some(Turn::Rejoin), None]);
+        position.mark_left();
+        turns.call_off(1);
+        turns.call(1);
+        assert_eq!(twice(), [Some(Turn::Dismissed); 2]);
+        let _second = join(&turns, "a", 2);
+        assert_eq!(twice(), [Some(Turn::Displaced); 2]);
     }
 }
