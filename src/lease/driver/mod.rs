@@ -1,5 +1,6 @@
 //! [`Driver`]: the part that all stores share, built on the steps of a [`Backend`].
 
+mod decision;
 mod epochs;
 mod listener;
 mod pending;

@@ -9,7 +9,7 @@
 //!    in the meantime. After that time, the request removes its position, unless the retry has
 //!    taken it over. The number of kept positions is limited.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::OwnedSemaphorePermit,
@@ -17,7 +17,9 @@ use tokio::{
 };
 
 use super::{
-    Driver, lease,
+    Driver,
+    decision::{Attempt, Next, Stage, decide},
+    lease,
     queue::{Position, Turn},
 };
 use crate::{
@@ -95,14 +97,12 @@ struct Pending<B> {
     call: Option<Call>,
     /// Whether the store may hold a lease or a position for the request.
     may_have_traces: bool,
-    /// Whether the request is in the store's queue.
-    queued: bool,
     /// How long the resource was blocked according to the last reply, and the time of that reply.
     blocked: (Duration, Instant),
     // Its wait in this process.
+    stage: Stage,
+    /// The position in this process, unless the request is new.
     position: Option<Position>,
-    /// Whether this process receives no notification of the request's turn.
-    is_unnotified: bool,
     /// The permit that keeps the position for a caller that may retry.
     kept: Option<OwnedSemaphorePermit>,
 }
@@ -124,10 +124,9 @@ impl<B: Backend> Pending<B> {
             ask: Arc::new(ask),
             call: None,
             may_have_traces: false,
-            queued: false,
             blocked: (Duration::ZERO, Instant::now()),
+            stage: Stage::New,
             position: None,
-            is_unnotified: false,
             kept: None,
         }
     }
@@ -136,113 +135,102 @@ impl<B: Backend> Pending<B> {
     async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
         let busy_until = deadline + AFTER_WAIT_BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
-        // Whether a timer has started this attempt. If the store is then unavailable, the request
-        // keeps waiting.
-        let mut is_poll = false;
+        let mut attempt = Attempt::Called;
         let turns = self.driver.turns.clone();
         if self.position.is_none() && Instant::now() < deadline && turns.has_waiters(&self.resource)
         {
             self.join()?;
         }
         loop {
-            let is_late = Instant::now() >= deadline;
-            let mut poll_at = None;
-            match self.next_reply(is_late, deadline).await {
-                Ok(Reply::Granted(granted)) => {
-                    self.may_have_traces = false;
-                    return Ok(lease(&self.resource, &self.id, granted));
-                }
-                Ok(Reply::Exhausted(max_token)) => {
-                    // A request that waits may still have a position.
-                    self.may_have_traces = self.position.is_some();
-                    return Err(LeaseError::exhausted(&self.resource, max_token));
-                }
-                Ok(Reply::Held { left }) if is_late => {
-                    // The store holds nothing for this request.
-                    self.may_have_traces = false;
-                    return Err(LeaseError::held(&self.resource, left));
-                }
-                Ok(Reply::Queued { left, .. }) if is_late => {
-                    return Err(LeaseError::held(&self.resource, left));
-                }
-                Ok(Reply::Held { .. }) if self.position.is_none() => {
-                    self.may_have_traces = false;
-                    self.join()?;
-                    continue;
-                }
-                Ok(Reply::Held { left }) => {
-                    self.note_blocked(left);
-                    self.queued = false;
-                    if self.is_unnotified {
-                        // Without notifications, every waiting request polls, not only the first.
-                        poll_at = Some(after(jitter(LONGEST_PAUSE)));
-                        self.retry_when_free(left);
-                    } else {
-                        // The store has no queue, so the first waiting request of this process
-                        // polls.
-                        turns.retry_in(&self.resource, jitter(pause));
-                    }
-                    pause = (2 * pause).min(LONGEST_PAUSE);
-                }
-                Ok(Reply::Queued { left, joined }) => {
-                    if joined && self.queued {
-                        // The request was already in the queue, so the store has skipped it or lost
-                        // the queue. All requests of this process for the resource must join again.
-                        turns.call_all_for(&self.resource);
-                    }
-                    self.queued = true;
-                    poll_at = self.driver.store.backend.poll_interval().map(after);
-                    pause = SHORTEST_PAUSE;
-                    self.note_blocked(left);
-                    self.retry_when_free(left);
-                }
-                Ok(Reply::Displaced) => {
-                    // In the store, the other request has this position.
-                    self.may_have_traces = false;
-                    return Err(self.displaced());
-                }
-                Ok(Reply::Again) => {
-                    if Instant::now() >= busy_until {
-                        return Err(LeaseError::unavailable(TooMuchChange));
-                    }
+            if Instant::now() >= deadline {
+                attempt = Attempt::Last;
+            }
+            let reply = self.next_reply(attempt, deadline).await;
+            if let Ok(Reply::Held { left } | Reply::Queued { left, .. }) = reply {
+                self.blocked = (left, Instant::now());
+            }
+            let poll_in = match decide(&reply, attempt, self.stage, self.chosen_id) {
+                Next::Repeat if Instant::now() < busy_until => {
                     sleep_until(after(jitter(pause)).min(busy_until)).await;
                     pause = (2 * pause).min(LONGEST_PAUSE);
                     continue;
                 }
-                Ok(other) => return Err(unexpected(&other)),
-                Err(LeaseError::Unavailable(_)) if is_poll && !is_late => {
-                    turns.retry_in(&self.resource, PAUSE_AFTER_FAILED_POLL);
-                    poll_at = Some(after(PAUSE_AFTER_FAILED_POLL));
+                Next::Repeat => return self.outcome(reply),
+                Next::Return { may_have_traces } => {
+                    self.may_have_traces &= may_have_traces;
+                    return self.outcome(reply);
                 }
-                Err(error) => {
-                    if self.position.is_none() && self.chosen_id {
-                        // The lease may have been granted. It is kept, because the caller has
-                        // chosen the id and may retry.
-                        self.may_have_traces = false;
+                Next::Join => {
+                    self.may_have_traces = false;
+                    self.join()?;
+                    continue;
+                }
+                Next::Queue { was_lost } => {
+                    if was_lost {
+                        // All requests of this process for the resource must join again.
+                        turns.call_all_for(&self.resource);
                     }
-                    return Err(error);
+                    self.stage = Stage::Queued;
+                    pause = SHORTEST_PAUSE;
+                    self.retry_when_free();
+                    self.driver.store.backend.poll_interval()
                 }
-            }
+                Next::PollFirst => {
+                    self.stage = Stage::Waiting;
+                    turns.retry_in(&self.resource, jitter(pause));
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    None
+                }
+                Next::PollEach => {
+                    self.retry_when_free();
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    Some(jitter(LONGEST_PAUSE))
+                }
+                Next::PollLater => {
+                    turns.retry_in(&self.resource, PAUSE_AFTER_FAILED_POLL);
+                    Some(PAUSE_AFTER_FAILED_POLL)
+                }
+            };
             let Some(position) = &self.position else {
                 continue;
             };
-            is_poll = match position.turn(deadline, poll_at).await {
-                Turn::Called => false,
+            attempt = match position.turn(deadline, poll_in.map(after)).await {
+                Turn::Called => Attempt::Called,
                 Turn::Rejoin => {
-                    self.queued = false;
-                    false
+                    if self.stage == Stage::Queued {
+                        self.stage = Stage::Waiting;
+                    }
+                    Attempt::Called
                 }
-                Turn::Timer => true,
+                Turn::Timer => Attempt::Poll,
                 Turn::Displaced => return Err(self.displaced()),
                 Turn::Dismissed => return Err(LeaseError::lost(&self.resource)),
             };
         }
     }
 
+    /// Returns the lease, or the error that the last reply means for the caller.
+    fn outcome(&self, reply: Result<Reply, LeaseError>) -> Result<Lease, LeaseError> {
+        match reply? {
+            Reply::Granted(granted) => Ok(lease(&self.resource, &self.id, granted)),
+            Reply::Exhausted(max_token) => Err(LeaseError::exhausted(&self.resource, max_token)),
+            Reply::Held { left } | Reply::Queued { left, .. } => {
+                Err(LeaseError::held(&self.resource, left))
+            }
+            Reply::Displaced => Err(self.displaced()),
+            Reply::Again => Err(LeaseError::unavailable(TooMuchChange)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Returns the reply to the step in progress. If no step is in progress, sends the next one.
-    async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
+    async fn next_reply(
+        &mut self,
+        attempt: Attempt,
+        deadline: Instant,
+    ) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
-            let waits = self.waits(is_late, deadline).await?;
+            let waits = self.waits(attempt, deadline).await?;
             if self.is_displaced() {
                 // A further step would take the position back from the other request.
                 return Err(self.displaced());
@@ -271,34 +259,40 @@ impl<B: Backend> Pending<B> {
 
     /// Returns how the next step waits. If the step waits in the store's queue, first makes sure
     /// that this process is notified of the request's turn.
-    async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<Waits, LeaseError> {
-        if self.position.is_none() {
+    async fn waits(&mut self, attempt: Attempt, deadline: Instant) -> Result<Waits, LeaseError> {
+        let queued = self.stage == Stage::Queued;
+        if self.stage == Stage::New {
             return Ok(Waits::No);
         }
         // If the client may retry, the position is kept for that retry.
-        if is_late && !(self.chosen_id && self.queued) {
+        if attempt == Attempt::Last && !(self.chosen_id && queued) {
             return Ok(Waits::Leaves);
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        let listening = self.driver.listen(&self.resource).await;
-        let was_unnotified = mem::replace(&mut self.is_unnotified, listening.is_err());
-        match listening {
-            Ok(listener) => Ok(Waits::Yes {
-                listener,
-                left: left.saturating_add(POSITION_KEPT),
-                queued: self.queued,
-            }),
+        match self.driver.listen(&self.resource).await {
+            Ok(listener) => {
+                if !queued {
+                    self.stage = Stage::Waiting;
+                }
+                Ok(Waits::Yes {
+                    listener,
+                    left: left.saturating_add(POSITION_KEPT),
+                    queued,
+                })
+            }
             // Without notifications, the request may time out before its first poll. It would then
             // report a held lease instead of this error.
             Err(error @ LeaseError::Misconfigured(_))
-                if after(LONGEST_PAUSE) >= deadline && !is_late && !was_unnotified =>
+                if after(LONGEST_PAUSE) >= deadline
+                    && attempt != Attempt::Last
+                    && self.stage != Stage::Unnotified =>
             {
                 Err(error)
             }
             // Without notifications, the request would miss its turn, so it does not wait in the
             // store's queue.
             Err(_) => {
-                self.queued = false;
+                self.stage = Stage::Unnotified;
                 Ok(Waits::Leaves)
             }
         }
@@ -310,20 +304,16 @@ impl<B: Backend> Pending<B> {
         self.position = Some(position.ok_or_else(|| LeaseError::TooManyWaiters {
             resource: self.resource.clone(),
         })?);
+        self.stage = Stage::Waiting;
         let owner = self.ask.owner.as_ref().map(Owner::as_str);
         events::waiting(&self.resource, owner);
         Ok(())
     }
 
-    /// Records how long the resource is blocked, for the error of a request that is displaced.
-    fn note_blocked(&mut self, left: Duration) {
-        self.blocked = (left, Instant::now());
-    }
-
     /// Makes the first request of this process retry when the resource is no longer blocked.
-    fn retry_when_free(&self, left: Duration) {
+    fn retry_when_free(&self) {
         if let Some(position) = &self.position {
-            position.retry_within(left);
+            position.retry_within(self.blocked.0);
         }
     }
 
