@@ -46,7 +46,8 @@ use super::{
 use crate::{
     body::{self, BodyError},
     fence::{
-        AdmitError, Claim, Claims, Fence, FenceDatabase, FencedTx, Once, RecordId, Slot, TokenUse,
+        AdmitError, Claims, Fence, FenceDatabase, FencedTx, KeyedRequest, Once, RecordId, Slot,
+        TokenUse,
     },
     header,
     metrics::{self, Timer},
@@ -329,7 +330,6 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         claims: Claims,
         body: Body,
     ) -> Result<Entry<DB>, Refusal> {
-        let is_read = parts.method.is_safe();
         let record = match self.check_head(parts, &claims).await {
             Ok(record) => record,
             Err(refusal) => {
@@ -341,36 +341,22 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let trailers = body.trailers().cloned();
         let bytes = body.to_bytes();
         let body = whole(bytes.clone(), trailers);
-        let is_deferred = self.deferred && !is_read && record.is_none();
-        let admission = (!is_deferred).then(|| Timer {
+        let is_read = parts.method.is_safe();
+        if self.deferred && !is_read && record.is_none() {
+            self.check_epochs(&claims).await?;
+            return Ok(Entry::Write(Slot::pending(claims), body));
+        }
+        let admission = Timer {
             name: "tower_fence_admission_seconds",
             since: Instant::now(),
-        });
-        let unknown_epoch = self.unknown_epoch(&claims).await?;
-        let Some((keys, id)) = record else {
-            if let Some(claim) = unknown_epoch {
-                return Err(Refusal::UnknownEpoch(claim));
-            }
-            if is_deferred {
-                return Ok(Entry::Write(Slot::pending(claims), body));
-            }
-            let begun = match is_read {
-                true => self.fence.begin_read(claims, self.token_use).await,
-                false => self.fence.begin_admitted(claims, self.token_use).await,
-            };
-            drop(admission);
-            let slot = self.fill_slot(parts, begun?).await?;
-            return Ok(Entry::Write(slot, body));
         };
-        let request = keys.keyed(id, parts, &claims, &bytes);
-        if let Some(claim) = unknown_epoch {
-            let answered = self.fence.stored_response(&request).await?;
-            return answered
-                .map(|stored| Entry::Replay(replay(stored)))
-                .ok_or(Refusal::UnknownEpoch(claim));
-        }
-        let begun = self.fence.begin_once(request, claims, self.token_use);
-        let begun = begun.await;
+        let begun = match record {
+            Some((keys, id)) => {
+                let request = keys.keyed(id, parts, &claims, &bytes);
+                self.begin_once(request, claims).await
+            }
+            None => self.begin(claims, is_read).await.map(Once::First),
+        };
         drop(admission);
         Ok(match begun? {
             Once::First(tx) => Entry::Write(self.fill_slot(parts, tx).await?, body),
@@ -378,13 +364,40 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         })
     }
 
-    /// Returns a claim whose token has an epoch that this database has never issued, if the layer
-    /// checks the epochs.
-    async fn unknown_epoch(&self, claims: &Claims) -> Result<Option<Claim>, AdmitError> {
-        if !self.known_epochs {
-            return Ok(None);
+    /// Begins the transaction of a request without an idempotency key.
+    async fn begin(&self, claims: Claims, is_read: bool) -> Result<FencedTx<DB>, Refusal> {
+        self.check_epochs(&claims).await?;
+        let begun = match is_read {
+            true => self.fence.begin_read(claims, self.token_use).await,
+            false => self.fence.begin_admitted(claims, self.token_use).await,
+        };
+        Ok(begun?)
+    }
+
+    /// Begins the transaction of a request with an idempotency key, or returns the stored response,
+    /// even if the epoch of the token is unknown.
+    async fn begin_once(&self, request: KeyedRequest, claims: Claims) -> Result<Once<DB>, Refusal> {
+        match self.check_epochs(&claims).await {
+            Ok(()) => {}
+            Err(refusal @ Refusal::UnknownEpoch(_)) => {
+                let stored = self.fence.stored_response(&request).await?;
+                return stored.map(Once::Replay).ok_or(refusal);
+            }
+            Err(refusal) => return Err(refusal),
         }
-        Ok(self.fence.unknown_epoch(claims).await?.cloned())
+        let begun = self.fence.begin_once(request, claims, self.token_use);
+        Ok(begun.await?)
+    }
+
+    /// If the layer checks the epochs, refuses a token with an epoch that this database has never
+    /// issued.
+    async fn check_epochs(&self, claims: &Claims) -> Result<(), Refusal> {
+        if self.known_epochs
+            && let Some(claim) = self.fence.unknown_epoch(claims).await?
+        {
+            return Err(Refusal::UnknownEpoch(claim.clone()));
+        }
+        Ok(())
     }
 
     /// Runs the hook in a transaction in which the claims were admitted, moves the transaction into
