@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use super::{breaks_connection, clean_up::CleanUp, response};
+use super::{
+    breaks_connection,
+    clean_up::{CleanUp, Phase},
+    response,
+};
 use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
     fault::Failure,
@@ -20,17 +24,6 @@ pub(in crate::fence) struct StandaloneStatement<DB: Transactions> {
     connections: Connections<DB>,
     limits: Limits,
     phase: Phase,
-}
-
-/// State of the statement, which decides what happens to its connection.
-#[derive(PartialEq)]
-enum Phase {
-    /// The statement was sent, and no response has arrived.
-    UnderWay,
-    /// The connection can be used again.
-    Clean,
-    /// The connection must not be used again.
-    Broken,
 }
 
 impl<DB: Transactions> StandaloneStatement<DB> {
@@ -82,7 +75,7 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let within = self.limits.write_timeout();
-        self.phase = Phase::UnderWay;
+        self.phase = Phase::Open;
         let conn: &mut DB::Connection = self.checked_out.as_mut().expect(HELD);
         let on = On::new(conn, &self.connections.names);
         let outcome = response(within, statement(on)).await;
@@ -110,19 +103,14 @@ const HELD: &str = "the connection is held until the statement is dropped";
 
 impl<DB: Transactions> Drop for StandaloneStatement<DB> {
     fn drop(&mut self) {
-        let Some(mut checked_out) = self.checked_out.take() else {
-            return;
-        };
-        match self.phase {
-            Phase::Clean => self.connections.check_in(checked_out, self.limits),
-            Phase::Broken => checked_out.close_on_drop(),
-            Phase::UnderWay => CleanUp {
+        if let Some(checked_out) = self.checked_out.take() {
+            let clean_up = CleanUp {
                 checked_out,
                 limits: self.limits,
+                phase: self.phase,
                 busy_timeout_ms: None,
-                beginning: false,
-            }
-            .spawn(),
+            };
+            clean_up.dispose(&self.connections);
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     breaks_connection,
-    clean_up::{CleanUp, GRACE},
+    clean_up::{CleanUp, GRACE, Phase},
     response,
 };
 use crate::fence::{
@@ -51,23 +51,6 @@ pub(crate) struct Transaction<DB: Transactions> {
     /// The time at which the transaction acquired the last of its row locks. The hold timeout is
     /// measured from this time.
     pub(in crate::fence) held_since: Instant,
-}
-
-/// State of a transaction, which decides what happens to its connection.
-#[derive(Clone, Copy, PartialEq)]
-enum Phase {
-    /// BEGIN has not been sent.
-    New,
-    /// BEGIN may have been sent.
-    Beginning,
-    /// The transaction is open.
-    Open,
-    /// The transaction is committed, and the next one has begun on the connection.
-    Continued,
-    /// The transaction is committed.
-    Committed,
-    /// The connection must not be used again.
-    Broken,
 }
 
 impl<DB: Transactions> Transaction<DB> {
@@ -110,7 +93,7 @@ impl<DB: Transactions> Transaction<DB> {
         Self {
             checked_out: Some(checked_out),
             connections: connections.clone(),
-            phase: Phase::New,
+            phase: Phase::Clean,
             limits,
             began_early: false,
             id: None,
@@ -263,7 +246,7 @@ impl<DB: Transactions> Transaction<DB> {
             Ok(Committed::Clean) => self.phase = self.restore_busy_timeout().await,
             Ok(Committed::Broken) => self.phase = Phase::Broken,
             Ok(Committed::Begun) => {
-                self.phase = Phase::Continued;
+                self.phase = Phase::Clean;
                 self.checked_out.as_mut().expect(HELD).early = Some(sent);
             }
             Err(failure) => {
@@ -325,28 +308,20 @@ const HELD: &str = "the connection is held until the transaction is dropped";
 
 impl<DB: Transactions> Drop for Transaction<DB> {
     fn drop(&mut self) {
-        let phase = self.phase;
-        if phase == Phase::Open {
+        if self.phase == Phase::Open {
             // If a COMMIT was executed but its reply was not received, sqlx's worker for SQLite
             // ignores the next rollback. Queue a rollback here even if no level is open, so that
             // the worker does not ignore a later one.
             self.roll_back(1);
         }
-        let Some(mut checked_out) = self.checked_out.take() else {
-            return;
-        };
-        match phase {
-            Phase::New | Phase::Continued => self.connections.check_in(checked_out, self.limits),
-            // Dropping the connection returns it to the pool.
-            Phase::Committed => {}
-            Phase::Broken => checked_out.close_on_drop(),
-            Phase::Beginning | Phase::Open => CleanUp {
+        if let Some(checked_out) = self.checked_out.take() {
+            let clean_up = CleanUp {
                 checked_out,
                 limits: self.limits,
+                phase: self.phase,
                 busy_timeout_ms: self.busy_timeout_ms,
-                beginning: phase == Phase::Beginning,
-            }
-            .spawn(),
+            };
+            clean_up.dispose(&self.connections);
         }
     }
 }
