@@ -25,7 +25,9 @@ pub trait Announce: Send + Sync {
     /// Announces the grant of `token` to a lease.
     ///
     /// The announcement makes every older token of the resource stale, and waits for a write that
-    /// is in progress. Until the token of a grant is stale, the grant may be announced again.
+    /// is in progress. Until the token of a grant is stale, the grant may be announced again. If a
+    /// renewal repeats the last announcement, the call should not wait, because the write may be
+    /// the holder's own, and may take longer than the TTL of the lease.
     ///
     /// For each resource, the receiver stores the highest announced token and its lease. Unless the
     /// call repeats the last announcement, `token` must be above both the highest announced token

@@ -1025,6 +1025,15 @@ BEGIN
     PERFORM tower_fence.wait_for_disk();
     outcome := 'announced';
     was_last := false;
+    -- A renewal whose announcement is in the row already must not wait for a write in progress,
+    -- because the holder's own transaction may have locked the row for longer than the TTL.
+    IF announce.renews AND EXISTS (
+        SELECT FROM tower_fence.resources AS r
+        WHERE r.resource = announce.resource AND r.max_token < announce.token
+            AND r.announced = announce.token AND r.announced_lease = lease_hash AND r.history = here
+    ) THEN
+        RETURN;
+    END IF;
     UPDATE tower_fence.resources AS r SET
         max_token = greatest(r.max_token, announce.token - 1),
         announced = announce.token,
@@ -1073,6 +1082,7 @@ COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea, boolean) IS
     'Records a grant or a renewal and makes all tokens below its token stale. Returns announced, superseded (with the '
     'highest token that was used or announced, and whether this grant was the last announcement), or behind. A renewal '
     'is also superseded if the last announcement was that of another lease, or if a higher token has been used since. '
+    'A renewal that repeats the last announcement changes nothing and waits for no lock. '
     'If the outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)

@@ -20,7 +20,9 @@
 //!
 //! After a store has assigned a token to a lease, it returns that token to any request under the
 //! lease id, even while another request is still announcing the token. A renewal therefore
-//! announces the lease's token, unless this process has already announced that token.
+//! announces the lease's token, unless this process has already announced that token. If the
+//! resource has this announcement already, the renewal changes nothing, and does not wait for a
+//! write in progress, which may be the holder's own.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -48,9 +50,10 @@ const ATTEMPTS: usize = 8;
 /// Leases of the store `L` whose grants are announced to `A`, for example a `Fence`.
 ///
 /// Each grant, and each renewal whose token this process has not announced yet, is announced before
-/// it is returned. The announcement waits for a write in progress, and makes all lower tokens
-/// stale. Therefore no earlier holder can write after the new holder has received the grant, and
-/// data that the new holder reads stays current until its first write. The value is cheap to clone.
+/// it is returned. The announcement makes all lower tokens stale and, unless a renewal repeats the
+/// last announcement, waits for a write in progress. Therefore no earlier holder can write after
+/// the new holder has received the grant, and data that the new holder reads stays current until
+/// its first write. The value is cheap to clone.
 ///
 /// If the announcement fails, the result is [`LeaseError::Unavailable`],
 /// [`LeaseError::Misconfigured`] or [`LeaseError::Exhausted`]. If the caller has chosen the lease

@@ -1,6 +1,8 @@
 //! Operations of the fence for lease issuers: epochs, which survive a loss of the lease store, and
 //! the announcement of each grant.
 
+use tokio::time::Instant;
+
 use super::transact::{Halt, Plan};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
@@ -105,7 +107,21 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
     ) -> AnnounceFuture<'a> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
-            let _permits = self.wait_in_queues(&one).await.map_err(announce_error)?;
+            let free = self.wait_in_queues_until(&one, Instant::now()).await;
+            // A renewal whose announcement is in the row already must not wait for a write in
+            // progress. On Postgres, the SQL function checks this, so the check is needed here only
+            // if a write of this process is in progress.
+            if renews && (free.is_err() || !DB::HAS_SERVER) {
+                let read = self.read(async |on| DB::is_announced(on, resource, token, lease).await);
+                // If the read fails, the announcement returns the error.
+                if let Ok(true) = read.await {
+                    return Ok(());
+                }
+            }
+            let _permits = match free {
+                Ok(permits) => permits,
+                Err(_) => self.wait_in_queues(&one).await.map_err(announce_error)?,
+            };
             let plan = Plan::locking(self.limits, &one);
             let announced = self.open(plan, async |transaction| {
                 let announcement = transaction

@@ -36,6 +36,14 @@ pub(crate) trait Tables: Database {
         renews: bool,
     ) -> sqlx::Result<Announcement>;
 
+    /// Reads whether this grant is the last announcement, and its token is not stale.
+    async fn is_announced(
+        on: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> sqlx::Result<bool>;
+
     /// Sets `max_token` to `token`, unless the database has recorded grants of higher tokens.
     /// Returns the highest granted token that the database has recorded. If that token is above
     /// `token`, nothing was changed.

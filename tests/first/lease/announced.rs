@@ -34,6 +34,7 @@ on_both_databases!(
     renewal_after_another_writer_is_lost,
     another_issuer_reports_a_superseded_lease,
     next_foreign_token_supersedes_a_renewal,
+    renewal_does_not_wait_for_the_write_of_its_holder,
 );
 
 #[tokio::test]
@@ -166,6 +167,26 @@ async fn another_issuer_reports_a_superseded_lease<DB: TestDatabase>() {
         }
         is_lost(two.renew(&sku(), &lease.id, Renew::new(LONG)).await);
         assert!(store.inspect(&sku()).await.unwrap().is_none());
+    }
+}
+
+/// A renewal without a new token, at an issuer that has not announced the token itself. The fence
+/// may be in another process, or in the process that writes.
+async fn renewal_does_not_wait_for_the_write_of_its_holder<DB: TestDatabase>() {
+    let db = DB::fresh(3).await;
+    let fence = db.fence();
+    let store = MemoryLeases::new(fence.clone());
+    for issuer in [db.fence(), fence.clone()] {
+        let lease = grant(&store.clone().announced_to(fence.clone()), &sku(), LONG).await;
+        let tx = fence
+            .begin(&sku(), lease.token, TokenUse::SingleUse)
+            .await
+            .unwrap();
+        let other = store.clone().announced_to(issuer);
+        let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+        assert_eq!(renewed.unwrap().token, lease.token);
+        tx.commit().await.unwrap();
+        other.release(&sku(), &lease.id).await.unwrap();
     }
 }
 

@@ -92,6 +92,22 @@ impl Tables for Sqlite {
         Ok(Announcement::Superseded { highest, was_last })
     }
 
+    async fn is_announced(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> sqlx::Result<bool> {
+        const IS_ANNOUNCED: &str = "SELECT EXISTS (SELECT 1 FROM tower_fence.resources \
+             WHERE resource = $1 AND max_token < $2 AND announced = $2 AND announced_lease IS $3)";
+        sqlx::query_scalar(names.sql(IS_ANNOUNCED))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .bind(&lease.as_bytes()[..])
+            .fetch_one(conn)
+            .await
+    }
+
     async fn reset(
         On { conn, names }: On<'_, Self>,
         resource: &Resource,
