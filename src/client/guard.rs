@@ -2,18 +2,13 @@
 
 use std::{fmt, pin::pin, sync::Arc, task::Poll, time::Duration};
 
-use http::{HeaderMap, HeaderName, StatusCode};
+use http::{HeaderMap, StatusCode};
 use tokio::{
     task::AbortHandle,
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{
-    held_lease::{Bounds, HeldLease},
-    layer::TokenLayer,
-    loss::Loss,
-    renewal,
-};
+use super::{held_lease::HeldLease, layer::TokenLayer, loss::Loss, renewal};
 use crate::{
     header::FencingToken,
     lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew},
@@ -27,10 +22,10 @@ use crate::{
 ///
 /// The guard renews the lease in the background until the lease is released or lost, or the guard
 /// is dropped. No renewal outlives the guard. Dropping the guard releases the lease in the
-/// background, as [`release`](Self::release) does. The release runs on the current Tokio runtime
-/// or, outside of a runtime, on the runtime in which the lease was acquired. If the release fails,
-/// or its runtime shuts down, the lease expires. The asynchronous methods panic outside of a Tokio
-/// runtime.
+/// background, as [`release`](Self::release) does, unless the lease is lost and has a [lock
+/// delay](super::Holder::lock_delay). The release runs on the current Tokio runtime or, outside of
+/// a runtime, on the runtime in which the lease was acquired. If the release fails, or its runtime
+/// shuts down, the lease expires. The asynchronous methods panic outside of a Tokio runtime.
 #[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
     leases: Arc<L>,
@@ -39,6 +34,7 @@ pub struct LeaseGuard<L: Leases> {
     held: Arc<HeldLease>,
     renewal: AbortHandle,
     release: Option<ReleaseGuard<L>>,
+    has_lock_delay: bool,
 }
 
 impl<L: Leases> LeaseGuard<L> {
@@ -49,11 +45,11 @@ impl<L: Leases> LeaseGuard<L> {
         lease: Lease,
         asked_at: Instant,
         ttl: Duration,
-        header: HeaderName,
-        bounds: Bounds,
+        held: HeldLease,
         release: ReleaseGuard<L>,
+        has_lock_delay: bool,
     ) -> Self {
-        let held = Arc::new(HeldLease::new(&lease, asked_at, header, bounds));
+        let held = Arc::new(held);
         let id = lease.id;
         let granted = (lease.ttl, asked_at);
         let renewals = renewal::renew(
@@ -66,6 +62,7 @@ impl<L: Leases> LeaseGuard<L> {
         Self {
             renewal: tokio::spawn(renewals).abort_handle(),
             release: Some(release),
+            has_lock_delay,
             leases,
             id,
             ttl,
@@ -318,6 +315,12 @@ impl<L: Leases> LeaseGuard<L> {
 impl<L: Leases> Drop for LeaseGuard<L> {
     fn drop(&mut self) {
         self.renewal.abort();
+        // Requests that the work of a lost lease has sent may still be in progress. The lock delay
+        // covers them, and a release would end it.
+        let keeps = self.has_lock_delay && self.held.lost().is_some();
+        if let Some(release) = self.release.as_mut().filter(|_| keeps) {
+            release.keep();
+        }
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
     }

@@ -7,7 +7,11 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use http::HeaderName;
 use tokio::time::{Instant, interval, timeout};
 
-use super::{guard::LeaseGuard, held_lease::Bounds, loss::Loss};
+use super::{
+    guard::LeaseGuard,
+    held_lease::{Bounds, HeldLease},
+    loss::Loss,
+};
 use crate::{
     header::FENCING_TOKEN,
     lease::{Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard},
@@ -71,7 +75,10 @@ impl<L: Leases> Holder<L> {
 
     /// Sets how long the resource stays blocked after a lease has expired. Default: zero.
     ///
-    /// A release does not block the resource.
+    /// A release does not block the resource. If the lease is lost, requests that the work has sent
+    /// may still be in progress, so a guard with a lock delay does not release a lost lease when it
+    /// is dropped: the lease expires. To release it earlier, call
+    /// [`release`](LeaseGuard::release) when the work has certainly ended.
     #[must_use]
     pub const fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
@@ -378,10 +385,18 @@ impl<L: Leases> Holder<L> {
         (lease, asked_at): (Lease, Instant),
         release: ReleaseGuard<L>,
     ) -> LeaseGuard<L> {
+        let held = HeldLease::new(&lease, asked_at, self.header.clone(), self.bounds);
         let leases = Arc::clone(&self.leases);
-        let header = self.header.clone();
-        let bounds = self.bounds;
-        LeaseGuard::new(leases, lease, asked_at, self.ttl, header, bounds, release)
+        let has_lock_delay = !self.lock_delay.is_zero();
+        LeaseGuard::new(
+            leases,
+            lease,
+            asked_at,
+            self.ttl,
+            held,
+            release,
+            has_lock_delay,
+        )
     }
 }
 

@@ -468,3 +468,32 @@ async fn work_with_a_lease_ends_with_it() {
     assert!(is_expected, "{lost:?}");
     assert_eq!(began.elapsed().as_millis(), 900);
 }
+
+/// When the lease is lost, requests that the work has sent may still be in progress.
+#[tokio::test(start_paused = true)]
+async fn lock_delay_follows_a_loss() {
+    let seconds = Duration::from_secs;
+    let store = MemoryLeases::new(InMemory::default());
+    let holder = Holder::new(store.clone())
+        .ttl(seconds(20))
+        .max_hold(seconds(1));
+    let delayed = holder.clone().lock_delay(seconds(30));
+    let next = Holder::new(store.clone()).wait(seconds(200));
+    for (holder, blocked_for) in [(&holder, 0..=1), (&delayed, 49..=51)] {
+        let lost = holder.with_lease("sku-1", async |_| std::future::pending::<()>().await);
+        assert_matches!(lost.await, Err(WithLeaseError::Lost(Loss::MaxHold { .. })));
+        let began = Instant::now();
+        next.acquire("sku-1")
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        assert!(blocked_for.contains(&began.elapsed().as_secs()));
+    }
+    // The work has ended, so the program may release the lease.
+    let lease = delayed.acquire("sku-2").await.unwrap();
+    lease.lost().await;
+    lease.release().await.unwrap();
+    drop(next.try_acquire("sku-2").await.unwrap().unwrap());
+}
