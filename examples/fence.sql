@@ -32,6 +32,7 @@ SELECT :'lease'::json ->> 'token' AS second
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL idle_in_transaction_session_timeout = '15s';
+SET LOCAL client_connection_check_interval = '1s';
 -- The admission comes first, in its own statement. It locks the row until COMMIT.
 SELECT tower_fence.admit('sku-1', :second) AS max_token
 \gset
@@ -43,6 +44,7 @@ COMMIT;
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL idle_in_transaction_session_timeout = '15s';
+SET LOCAL client_connection_check_interval = '1s';
 \set ON_ERROR_STOP off
 SELECT tower_fence.admit('sku-1', :first) AS max_token
 \gset

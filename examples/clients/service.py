@@ -45,7 +45,8 @@ REFUSALS = {  # by SQLSTATE
     "25P04": STORE_UNAVAILABLE,  # after the timeout of a transaction
 }
 TIMEOUTS = text(
-    "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '15s'"
+    "SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '15s'; "
+    "SET LOCAL client_connection_check_interval = '1s'"
 )
 
 url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")

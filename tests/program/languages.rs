@@ -6,6 +6,10 @@ use std::{fs, process::Command};
 use serde_json::{Value, json};
 use sqlx::Postgres;
 
+use super::{
+    drivers::TABLE,
+    program::{ended, file, path},
+};
 use crate::support::{
     database::TestDatabase,
     process::{Inventory, Process, built, psql, python},
@@ -82,6 +86,42 @@ async fn psql_reports_the_paused_holder() {
         command
     })
     .await;
+}
+
+/// A scheduler repeats a script that fails.
+#[tokio::test]
+async fn psql_script_of_the_guide_fails_only_if_nothing_was_written() {
+    let guide = include_str!("../../src/docs/guide/leases-in-sql.md");
+    let (_, script) = guide.split_once("```text\n").unwrap();
+    let (script, _) = script.split_once("```").unwrap();
+    let db = Postgres::fresh(2).await;
+    db.execute(TABLE).await;
+    let ends_with = async |status: i32, edits: [(&str, &str); 2], refusal: &str| {
+        let edit = |script: String, (part, edited): (&str, &str)| {
+            assert!(script.contains(part), "{part}");
+            script.replace(part, edited)
+        };
+        let script = file(&edits.into_iter().fold(script.to_owned(), edit));
+        let mut command = psql(&db.url);
+        command.args(["-f", path(&script)]);
+        ended(command).await.is(status).says(refusal);
+        db.number("SELECT stock FROM inventory WHERE sku = 'sku-1'")
+            .await
+    };
+    let expires = [
+        ("30 s", "1 s"),
+        ("COMMIT;", "SELECT pg_sleep(1.2);\nCOMMIT;"),
+    ];
+    assert_eq!(ends_with(0, expires, "no such lease is held").await, 9);
+
+    // Another transaction locks the row of the resource.
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tower_fence.resources FOR UPDATE")
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    let is_locked = [("5s", "100ms"), ("nightly", "other")];
+    assert_eq!(ends_with(3, is_locked, "lock timeout").await, 9);
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from threading import Event, Thread
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -65,13 +66,15 @@ def keep(lease, done, lost, ttl_ms=30_000):
 
 
 def release(lease):
-    call("DELETE", lease["resource"], **{"Lease-Id": lease["lease_id"]})
+    with suppress(OSError):  # not released: the lease expires, and the write remains committed
+        call("DELETE", lease["resource"], timeout=10, **{"Lease-Id": lease["lease_id"]})
 
 
 def set_stock(conn, lease, stock):
     with conn.transaction():  # a refusal rolls back: psycopg.Error, sqlstate "TF412"
         conn.execute("SET LOCAL lock_timeout = '5s'")
         conn.execute("SET LOCAL idle_in_transaction_session_timeout = '15s'")
+        conn.execute("SET LOCAL client_connection_check_interval = '1s'")
         conn.execute("SELECT tower_fence.admit(%s, %s)", [lease["resource"], lease["token"]])
         conn.execute("UPDATE stock SET n = %s WHERE sku = %s", [stock, lease["resource"]])
 

@@ -13,6 +13,7 @@ async def set_stock(conn, sku, token, stock):
     async with conn.transaction():
         await conn.execute("SET LOCAL lock_timeout = '5s'")
         await conn.execute("SET LOCAL idle_in_transaction_session_timeout = '15s'")
+        await conn.execute("SET LOCAL client_connection_check_interval = '1s'")
         max_token = await conn.fetchval("SELECT tower_fence.admit($1, $2)", sku, token)
         await conn.execute("UPDATE inventory SET stock = $1 WHERE sku = $2", stock, sku)
     return max_token
@@ -27,6 +28,7 @@ async def main():
     call = conn.fetchval  # one statement, in a transaction of its own
     show("max_token", await call("SELECT tower_fence.max_token($1)", "sku-1"))
 
+    await conn.execute("SET lock_timeout = '5s'")  # acquire() may wait for a write in progress
     acquire = "SELECT token, lease_id FROM tower_fence.acquire($1, $2, owner => $3)"
     ttl = timedelta(seconds=30)
     first, lease_id = await conn.fetchrow(acquire, "sku-1", ttl, "worker-1")

@@ -30,6 +30,7 @@ class Main {
         try {
             call("SET LOCAL lock_timeout = '5s'");
             call("SET LOCAL idle_in_transaction_session_timeout = '15s'");
+            call("SET LOCAL client_connection_check_interval = '1s'");
             var result = work.call();
             db.commit();
             return result;
@@ -73,6 +74,7 @@ class Main {
         db = DriverManager.getConnection(System.getenv("DATABASE_URL")); // jdbc:postgresql://…
         show("max_token", "SELECT tower_fence.max_token(?)", "sku-1");
 
+        call("SET lock_timeout = '5s'"); // acquire() may wait for a write in progress
         var acquire = "SELECT token FROM tower_fence.acquire(?, ?::interval, ?, owner => ?)";
         var leaseId = UUID.randomUUID().toString();
         var first = Long.parseLong(call(acquire, "sku-1", "30 s", leaseId, "worker-1"));

@@ -18,7 +18,8 @@ import (
 func setStock(ctx context.Context, db *pgx.Conn, sku string, token, stock int64) error {
 	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		const timeouts = "SET LOCAL lock_timeout = '5s'; " +
-			"SET LOCAL idle_in_transaction_session_timeout = '15s'"
+			"SET LOCAL idle_in_transaction_session_timeout = '15s'; " +
+			"SET LOCAL client_connection_check_interval = '1s'"
 		if _, err := tx.Exec(ctx, timeouts); err != nil {
 			return err
 		}
@@ -72,6 +73,8 @@ func main() {
 	}
 	show("max_token", "SELECT tower_fence.max_token($1)", "sku-1")
 
+	_, err = db.Exec(ctx, "SET lock_timeout = '5s'") // acquire() may wait for a write in progress
+	check(err)
 	const acquire = "SELECT token, lease_id FROM tower_fence.acquire($1, $2, owner => $3)"
 	ttl := 30 * time.Second
 	var first, second int64

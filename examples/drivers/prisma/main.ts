@@ -3,7 +3,8 @@
 import { PrismaPg } from "@prisma/adapter-pg";
 import { Prisma, PrismaClient } from "./generated/client.js";
 
-const adapter = new PrismaPg({ connectionString: process.env.DATABASE_URL });
+// acquire() may wait for a write in progress.
+const adapter = new PrismaPg({ connectionString: process.env.DATABASE_URL, lock_timeout: 5_000 });
 const prisma = new PrismaClient({ adapter });
 
 /** Admits the token and writes, in one transaction, which any error rolls back. */
@@ -11,6 +12,7 @@ async function setStock(sku: string, token: bigint, stock: number) {
   return prisma.$transaction(async (tx) => {
     await tx.$executeRaw`SET LOCAL lock_timeout = '5s'`;
     await tx.$executeRaw`SET LOCAL idle_in_transaction_session_timeout = '15s'`;
+    await tx.$executeRaw`SET LOCAL client_connection_check_interval = '1s'`;
     const admitted = await tx.$queryRaw<Row[]>`SELECT tower_fence.admit(${sku}, ${token})`;
     await tx.inventory.update({ where: { sku }, data: { stock } });
     return admitted;

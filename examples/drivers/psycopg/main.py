@@ -14,6 +14,7 @@ def set_stock(sku, token, stock):
     with conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '5s'")
         conn.execute("SET LOCAL idle_in_transaction_session_timeout = '15s'")
+        conn.execute("SET LOCAL client_connection_check_interval = '1s'")
         admitted = conn.execute("SELECT tower_fence.admit(%s, %s)", [sku, token])
         conn.execute("UPDATE inventory SET stock = %s WHERE sku = %s", [stock, sku])
     return admitted.fetchone()[0]
@@ -30,6 +31,7 @@ def show(name, *values):
 
 show("max_token", call("SELECT tower_fence.max_token(%s)", "sku-1"))
 
+conn.execute("SET lock_timeout = '5s'")  # acquire() may wait for a write in progress
 acquire = "SELECT token, lease_id FROM tower_fence.acquire(%s, %s, owner => %s)"
 ttl = timedelta(seconds=30)
 first, lease_id = conn.execute(acquire, ["sku-1", ttl, "worker-1"]).fetchone()

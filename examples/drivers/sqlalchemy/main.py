@@ -8,7 +8,8 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
-engine = create_engine(url)
+# acquire() may wait for a write in progress.
+engine = create_engine(url, connect_args={"options": "-c lock_timeout=5s"})
 
 
 def set_stock(sku, token, stock):
@@ -16,6 +17,7 @@ def set_stock(sku, token, stock):
     with engine.begin() as conn:
         conn.execute(text("SET LOCAL lock_timeout = '5s'"))
         conn.execute(text("SET LOCAL idle_in_transaction_session_timeout = '15s'"))
+        conn.execute(text("SET LOCAL client_connection_check_interval = '1s'"))
         admit = text("SELECT tower_fence.admit(:sku, :token)")
         max_token = conn.scalar(admit, {"sku": sku, "token": token})
         write = text("UPDATE inventory SET stock = :stock WHERE sku = :sku")

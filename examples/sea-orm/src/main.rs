@@ -87,7 +87,8 @@ async fn set_stock(
 ) -> Result<(), DbErr> {
     let txn = db.begin().await?;
     let timeouts = "SET LOCAL lock_timeout = '5s'; \
-                    SET LOCAL idle_in_transaction_session_timeout = '15s'";
+                    SET LOCAL idle_in_transaction_session_timeout = '15s'; \
+                    SET LOCAL client_connection_check_interval = '1s'";
     txn.execute_unprepared(timeouts).await?;
     txn.execute_raw(Statement::from_sql_and_values(
         DbBackend::Postgres,

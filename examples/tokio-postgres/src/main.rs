@@ -65,7 +65,8 @@ async fn set_stock(
     let sku = sku.as_str();
     let tx = client.transaction().await?;
     let timeouts = "SET LOCAL lock_timeout = '5s'; \
-                    SET LOCAL idle_in_transaction_session_timeout = '15s'";
+                    SET LOCAL idle_in_transaction_session_timeout = '15s'; \
+                    SET LOCAL client_connection_check_interval = '1s'";
     tx.batch_execute(timeouts).await?;
     tx.execute("SELECT tower_fence.admit($1, $2)", &[&sku, &token.get()])
         .await?;
