@@ -87,6 +87,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// contains this timeout once, [`lock_timeout`](Self::lock_timeout) and
     /// [`answer_timeout`](Self::answer_timeout) for each resource and for the idempotency key, and
     /// one more [`answer_timeout`](Self::answer_timeout) for COMMIT.
+    ///
+    /// No timeout of Postgres ends a transaction whose process is frozen in the middle of a COPY or
+    /// of a large result: see *Frozen processes* in [`deployment`](crate::deployment#connections).
     pub const fn hold_timeout(mut self, timeout: Duration) -> Self {
         self.limits.hold_timeout = timeout;
         self

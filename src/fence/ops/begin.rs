@@ -107,7 +107,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// fence in the transaction on the worker, and after a failover of the worker takes a second
     /// connection of the fence's pool. The caller must also check the outcome of COMMIT, and roll
     /// the transaction back if this call fails. Without a transaction, the check and the write are
-    /// not atomic.
+    /// not atomic. For several resources, call this method in the byte order of their names, as
+    /// [`begin_all`](Self::begin_all) does. Otherwise two transactions can deadlock.
     ///
     /// On SQLite, begin the transaction with `BEGIN IMMEDIATE`. Otherwise an admission after a read
     /// can fail with [`AdmitError::Busy`] without waiting, and only a new transaction can succeed.
