@@ -15,17 +15,6 @@ pub(super) enum Stage {
     Queued,
 }
 
-/// Reason why a request sends a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Attempt {
-    /// The request has just arrived, or was notified.
-    Called,
-    /// A timer has expired. If the store is then unavailable, the request keeps waiting.
-    Poll,
-    /// The wait is over.
-    Last,
-}
-
 /// What a request does after a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
@@ -43,26 +32,27 @@ pub(super) enum Next {
     PollFirst,
     /// Poll, because without notifications every waiting request polls, not only the first.
     PollEach,
-    /// Wait, and poll again later.
+    /// Wait, and poll again later, because the store is unavailable.
     PollLater,
 }
 
-/// Returns what the request does. `chosen_id` is whether the caller has chosen the lease id.
+/// Returns what the request does. `is_late` is whether its wait is over, and `chosen_id` whether the
+/// caller has chosen the lease id.
 pub(super) fn decide(
     reply: &Result<Reply, LeaseError>,
-    attempt: Attempt,
+    is_late: bool,
     stage: Stage,
     chosen_id: bool,
 ) -> Next {
-    let may_have_traces = match (reply, attempt, stage) {
+    let may_have_traces = match (reply, is_late, stage) {
         // In the store, the other request has the position of a displaced one.
         (Ok(Reply::Granted(_) | Reply::Displaced), ..) => false,
         (Ok(Reply::Again), ..) => return Next::Repeat,
         // A request that waits may still have a position.
         (Ok(Reply::Exhausted(_)), _, stage) => stage != Stage::New,
         // The store holds nothing for this request.
-        (Ok(Reply::Held { .. }), Attempt::Last, _) => false,
-        (Ok(Reply::Queued { .. }), Attempt::Last, _) => true,
+        (Ok(Reply::Held { .. }), true, _) => false,
+        (Ok(Reply::Queued { .. }), true, _) => true,
         (Ok(Reply::Held { .. } | Reply::Queued { .. }), _, Stage::New) => return Next::Join,
         (Ok(Reply::Held { .. }), _, Stage::Unnotified) => return Next::PollEach,
         (Ok(Reply::Held { .. }), ..) => return Next::PollFirst,
@@ -70,9 +60,9 @@ pub(super) fn decide(
             let was_lost = *joined && stage == Stage::Queued;
             return Next::Queue { was_lost };
         }
-        (Err(LeaseError::Unavailable(_)), Attempt::Poll, _) => return Next::PollLater,
         // The lease may have been granted. It is kept, because the caller may retry.
         (Err(_), _, Stage::New) => !chosen_id,
+        (Err(LeaseError::Unavailable(_)), false, _) => return Next::PollLater,
         _ => true,
     };
     Next::Return { may_have_traces }
@@ -88,7 +78,6 @@ mod tests {
     /// Tests each reply at each stage.
     #[test]
     fn every_combination() {
-        use Attempt::{Called, Last, Poll};
         use Next::{Join, PollEach as Each, PollFirst as First, PollLater as Later, Repeat};
         let [kept, undone] = [false, true].map(|may_have_traces| Next::Return { may_have_traces });
         let [wait, lost] = [false, true].map(|was_lost| Next::Queue { was_lost });
@@ -98,10 +87,10 @@ mod tests {
         let queued = |joined| Ok(Reply::Queued { left, joined });
         let unavailable = || Err(LeaseError::unavailable(fmt::Error));
         let misconfigured = Err(LeaseError::misconfigured(fmt::Error));
-        let any = &[Called, Poll, Last][..];
-        let early = &any[..2];
-        // The reply, the attempts, and what follows at each stage. In the rows of errors, the
-        // caller has chosen the lease id.
+        let any = &[false, true][..];
+        let (early, late) = any.split_at(1);
+        // The reply, whether the wait is over, and what follows at each stage. In the rows of
+        // errors, the caller has chosen the lease id.
         let stages = [Stage::New, Stage::Waiting, Stage::Unnotified, Stage::Queued];
         let unless_new = [kept, undone, undone, undone];
         let table = [
@@ -110,25 +99,25 @@ mod tests {
             (Ok(Reply::Again), any, [Repeat; 4]),
             (Ok(Reply::Exhausted(1)), any, unless_new),
             (held(), early, [Join, First, Each, First]),
-            (held(), &[Last], [kept; 4]),
+            (held(), late, [kept; 4]),
             (queued(false), early, [Join, wait, wait, wait]),
             (queued(true), early, [Join, wait, wait, lost]),
-            (queued(true), &[Last], [undone; 4]),
+            (queued(true), late, [undone; 4]),
             (Ok(Reply::Lost), any, [undone; 4]),
-            (unavailable(), &[Poll], [Later; 4]),
-            (unavailable(), &[Called, Last], unless_new),
+            (unavailable(), early, [kept, Later, Later, Later]),
+            (unavailable(), late, unless_new),
             (misconfigured, any, unless_new),
         ];
-        for (reply, attempts, row) in &table {
-            for attempt in *attempts {
+        for (reply, times, row) in &table {
+            for is_late in *times {
                 for (stage, expected) in stages.iter().zip(row) {
-                    let what = format!("{reply:?}, {attempt:?}, {stage:?}");
-                    assert_eq!(decide(reply, *attempt, *stage, true), *expected, "{what}");
+                    let what = format!("{reply:?}, {is_late}, {stage:?}");
+                    assert_eq!(decide(reply, *is_late, *stage, true), *expected, "{what}");
                     let expected = match reply {
                         Err(_) if *expected == kept => undone,
                         _ => *expected,
                     };
-                    assert_eq!(decide(reply, *attempt, *stage, false), expected, "{what}");
+                    assert_eq!(decide(reply, *is_late, *stage, false), expected, "{what}");
                 }
             }
         }

@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     Driver,
-    decision::{Attempt, Next, Stage, decide},
+    decision::{Next, Stage, decide},
     lease,
     queue::{Position, Turn},
 };
@@ -43,8 +43,8 @@ const AFTER_WAIT_BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Pause after a failed retry that the request made without a notification.
-const PAUSE_AFTER_FAILED_POLL: Duration = Duration::from_secs(1);
+/// Pause of a waiting request before it retries while the store is unavailable.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 type Call = futures_util::future::BoxFuture<'static, Result<Reply, LeaseError>>;
 
@@ -135,21 +135,18 @@ impl<B: Backend> Pending<B> {
     async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
         let busy_until = deadline + AFTER_WAIT_BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
-        let mut attempt = Attempt::Called;
         let turns = self.driver.turns.clone();
         if self.position.is_none() && Instant::now() < deadline && turns.has_waiters(&self.resource)
         {
             self.join()?;
         }
         loop {
-            if Instant::now() >= deadline {
-                attempt = Attempt::Last;
-            }
-            let reply = self.next_reply(attempt, deadline).await;
+            let is_late = Instant::now() >= deadline;
+            let reply = self.next_reply(is_late, deadline).await;
             if let Ok(Reply::Held { left } | Reply::Queued { left, .. }) = reply {
                 self.blocked = (left, Instant::now());
             }
-            let poll_in = match decide(&reply, attempt, self.stage, self.chosen_id) {
+            let poll_in = match decide(&reply, is_late, self.stage, self.chosen_id) {
                 Next::Repeat if Instant::now() < busy_until => {
                     sleep_until(after(jitter(pause)).min(busy_until)).await;
                     pause = (2 * pause).min(LONGEST_PAUSE);
@@ -187,25 +184,24 @@ impl<B: Backend> Pending<B> {
                     Some(jitter(LONGEST_PAUSE))
                 }
                 Next::PollLater => {
-                    turns.retry_in(&self.resource, PAUSE_AFTER_FAILED_POLL);
-                    Some(PAUSE_AFTER_FAILED_POLL)
+                    let pause = jitter(PAUSE_AFTER_FAILURE);
+                    turns.retry_in(&self.resource, pause);
+                    Some(pause)
                 }
             };
             let Some(position) = &self.position else {
                 continue;
             };
-            attempt = match position.turn(deadline, poll_in.map(after)).await {
-                Turn::Called => Attempt::Called,
+            match position.turn(deadline, poll_in.map(after)).await {
+                Turn::Retry => {}
                 Turn::Rejoin => {
                     if self.stage == Stage::Queued {
                         self.stage = Stage::Waiting;
                     }
-                    Attempt::Called
                 }
-                Turn::Timer => Attempt::Poll,
                 Turn::Displaced => return Err(self.displaced()),
                 Turn::Dismissed => return Err(LeaseError::lost(&self.resource)),
-            };
+            }
         }
     }
 
@@ -224,13 +220,9 @@ impl<B: Backend> Pending<B> {
     }
 
     /// Returns the reply to the step in progress. If no step is in progress, sends the next one.
-    async fn next_reply(
-        &mut self,
-        attempt: Attempt,
-        deadline: Instant,
-    ) -> Result<Reply, LeaseError> {
+    async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
-            let waits = self.waits(attempt, deadline).await?;
+            let waits = self.waits(is_late, deadline).await?;
             if self.is_displaced() {
                 // A further step would take the position back from the other request.
                 return Err(self.displaced());
@@ -259,13 +251,13 @@ impl<B: Backend> Pending<B> {
 
     /// Returns how the next step waits. If the step waits in the store's queue, first makes sure
     /// that this process is notified of the request's turn.
-    async fn waits(&mut self, attempt: Attempt, deadline: Instant) -> Result<Waits, LeaseError> {
+    async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<Waits, LeaseError> {
         let queued = self.stage == Stage::Queued;
         if self.stage == Stage::New {
             return Ok(Waits::No);
         }
         // If the client may retry, the position is kept for that retry.
-        if attempt == Attempt::Last && !(self.chosen_id && queued) {
+        if is_late && !(self.chosen_id && queued) {
             return Ok(Waits::Leaves);
         }
         let left = deadline.saturating_duration_since(Instant::now());
@@ -284,7 +276,7 @@ impl<B: Backend> Pending<B> {
             // report a held lease instead of this error.
             Err(error @ LeaseError::Misconfigured(_))
                 if after(LONGEST_PAUSE) >= deadline
-                    && attempt != Attempt::Last
+                    && !is_late
                     && self.stage != Stage::Unnotified =>
             {
                 Err(error)

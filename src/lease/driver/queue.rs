@@ -86,13 +86,9 @@ struct State {
 /// Reason why a request stops waiting. Each reason is stronger than the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Turn {
-    /// A timer has expired: the resource is no longer blocked, the request must poll, or its wait
-    /// has timed out. If the store is unavailable for the retry, the request keeps waiting until
-    /// its timeout.
-    Timer,
-    /// The store has notified this request, or all requests. If the retry fails, so does the
-    /// request.
-    Called,
+    /// The store has notified this request or all requests, or a timer has expired: the resource is
+    /// no longer blocked, the request must poll, or its wait has timed out.
+    Retry,
     /// A late step of a displaced request may have taken the position in the store, so this request
     /// must join the queue again.
     Rejoin,
@@ -211,7 +207,7 @@ impl Turns {
     /// is the request's turn.
     pub fn call(&self, ticket: i64) {
         if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
-            waiter.signal(Turn::Called);
+            waiter.signal(Turn::Retry);
         }
     }
 
@@ -224,7 +220,7 @@ impl Turns {
         if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
             let turn = match waiter.state().has_left {
                 true => Turn::Dismissed,
-                false => Turn::Called,
+                false => Turn::Retry,
             };
             waiter.signal(turn);
         }
@@ -261,7 +257,7 @@ impl Turns {
     pub fn call_all_for(&self, resource: &Resource) {
         if let Some(queue) = self.queues().by_resource.get(resource) {
             for waiter in queue.waiters.values() {
-                waiter.signal(Turn::Called);
+                waiter.signal(Turn::Retry);
             }
         }
     }
@@ -269,7 +265,7 @@ impl Turns {
     /// Makes all requests retry.
     pub fn call_all(&self) {
         for waiter in self.queues().by_ticket.values() {
-            waiter.signal(Turn::Called);
+            waiter.signal(Turn::Retry);
         }
     }
 
@@ -357,7 +353,7 @@ impl Position {
                 return turn;
             }
             if timer.is_some_and(|timer| timer <= Instant::now()) {
-                return Turn::Timer;
+                return Turn::Retry;
             }
             let next = self.next_timer(deadline);
             let next = poll_at.map_or(next, |poll_at| poll_at.min(next));
@@ -467,9 +463,9 @@ mod tests {
         let (first, second) = (join(&turns, "a", 1), join(&turns, "b", 2));
         turns.retry_in(&sku(), SHORTEST_SLEEP);
         tokio::time::advance(SHORTEST_SLEEP).await;
-        assert_eq!((turn(&first), turn(&second)), (Some(Turn::Timer), None));
+        assert_eq!((turn(&first), turn(&second)), (Some(Turn::Retry), None));
         drop(first);
-        assert_eq!(turn(&second), Some(Turn::Timer));
+        assert_eq!(turn(&second), Some(Turn::Retry));
         drop(second);
         assert!(!turns.has_waiters(&sku()), "an empty queue is kept");
     }
