@@ -1,11 +1,13 @@
-//! Requests that wait although their process receives no notifications.
+//! Requests that wait although their process receives no notifications, or the store fails.
 
 use std::{
     fmt,
+    future::pending,
     sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::Duration,
 };
 
+use tokio::time::sleep;
 use tower_fence::{
     Resource,
     lease::{
@@ -59,4 +61,46 @@ async fn waiter_polls_a_few_times_per_second() {
     let log = log.text();
     let lines = log.matches("cannot receive notifications").count();
     assert!((1..=61).contains(&lines), "{lines} lines: {log}");
+}
+
+/// A store whose lease is held, and which then notifies all requests and fails, for a while.
+#[derive(Default)]
+struct Failing {
+    steps: AtomicU32,
+}
+
+impl Backend for Failing {
+    async fn step(&self, _: &Resource, _: Step<'_>, _: Seen<'_>) -> Result<Reply, LeaseError> {
+        match self.steps.fetch_add(1, Relaxed) {
+            2..20 => Err(LeaseError::unavailable(fmt::Error)),
+            _ => Ok(Reply::Queued {
+                left: LONG,
+                joined: true,
+            }),
+        }
+    }
+
+    async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
+        Ok(None)
+    }
+
+    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
+        Ok(Page::new(vec![], None))
+    }
+
+    async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
+        turns.ready("listener");
+        sleep(Duration::from_secs(1)).await;
+        turns.call_all();
+        pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_outlasts_a_failure_of_the_store() {
+    let leases = Driver::over(Failing::default());
+    let wait = Duration::from_secs(40);
+    is_held(leases.acquire(&sku(), Acquire::new(LONG).wait(wait)).await);
+    let steps = leases.backend().steps.load(Relaxed);
+    assert!((20..30).contains(&steps), "{steps} steps in {wait:?}");
 }
