@@ -607,7 +607,7 @@ BEGIN
     -- Only the owner may execute the guard. Another role could otherwise use the guard as a trigger
     -- of its own table, with types whose code would run with the privileges of the owner.
     EXECUTE (
-        SELECT format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC%s', guard_function, string_agg(
+        SELECT format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC%s CASCADE', guard_function, string_agg(
             concat(', ', quote_ident(pg_get_userbyid(a.grantee))), '') FILTER (WHERE a.grantee <> 0))
         FROM pg_proc AS p, aclexplode(p.proacl) AS a
         WHERE p.oid = format('%s()', guard_function)::regprocedure AND a.grantee <> p.proowner

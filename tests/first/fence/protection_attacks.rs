@@ -271,16 +271,28 @@ async fn guards_run_no_code_of_a_role_that_may_execute_them() {
 }
 
 #[tokio::test]
-async fn migration_revokes_privileges_on_a_guard() {
+async fn migrate_and_protect_revoke_privileges_on_a_guard() {
     let db = protected("{sku}").await.unwrap();
-    let grant = "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {role} WITH GRANT OPTION";
-    let role = db.role(grant).await.name;
-    let granted =
-        format!("SELECT has_function_privilege('{role}', 'fence_guard_item()', 'EXECUTE')");
-    let granted = format!("{granted}::int::bigint");
-    assert_eq!(db.number(&granted).await, 1);
-    db.fence().migrate().await.unwrap();
-    assert_eq!(db.number(&granted).await, 0);
+    let grant = "GRANT EXECUTE ON FUNCTION public.fence_guard_item TO {role} WITH GRANT OPTION";
+    let granted = "SELECT count(*) FROM pg_proc AS p, aclexplode(p.proacl) AS a \
+                   WHERE p.proname = 'fence_guard_item' AND a.grantee <> p.proowner";
+    for by_migrate in [true, false] {
+        let [first, second] = [db.role(grant).await.name, db.role("").await.name];
+        db.execute(&format!(
+            "SET ROLE {first}; {}; RESET ROLE",
+            grant.replace("{role}", &second)
+        ))
+        .await;
+        assert_eq!(db.number(granted).await, 2);
+        match by_migrate {
+            true => db.fence().migrate().await.unwrap(),
+            false => {
+                db.execute("SELECT tower_fence.protect('item', '{sku}')")
+                    .await
+            }
+        }
+        assert_eq!(db.number(granted).await, 0);
+    }
 }
 
 /// A role that can write to the tables can make stale tokens valid again.
