@@ -421,17 +421,18 @@ COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
 -- If the tokens of a row are above all granted tokens, the resource has received a token of another
 -- issuer or a forged token. The tokens of later grants exceed such a token by at most 1,000 for
 -- each epoch that may be lost.
+--
+-- after_failover() calls this function for each row. Without settings of its own, the function can
+-- be inlined. It needs no search_path, because Postgres resolves the names after RETURN when it
+-- creates the function.
 CREATE FUNCTION tower_fence.max_token_after(
     max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
 )
-RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
-    SELECT CASE
-        WHEN failover_floor = 0 THEN max_token
-        WHEN greatest(max_token, announced) > failover_floor - 1000 * forgotten
-            THEN least(greatest(max_token, announced) + 1000 * forgotten, 999999999999999)
-        ELSE greatest(max_token, failover_floor)
-    END
-$fence$;
+RETURNS bigint LANGUAGE sql IMMUTABLE
+RETURN CASE
+    WHEN failover_floor = 0 THEN max_token
+    ELSE greatest(failover_floor, least(greatest(max_token, announced) + 1000 * forgotten, 999999999999999))
+END;
 COMMENT ON FUNCTION tower_fence.max_token_after(bigint, bigint, bigint, bigint) IS
     'The max_token of a row after a failover that made all tokens up to failover_floor stale.';
 
@@ -1172,6 +1173,19 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.require_current_rows(text) IS
     'Raises 25000 if the transaction has a stricter isolation level than READ COMMITTED, and 25006 on a standby.';
 
+CREATE FUNCTION tower_fence.check_calls(calls bigint)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    IF (calls BETWEEN 1 AND 1999) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = concat('calls must be a number from 1 to 1999, not ', coalesce(calls::text, 'null'));
+    END IF;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.check_calls(bigint) IS
+    'Raises 22023 unless the number is a valid argument of after_failover().';
+
 CREATE FUNCTION tower_fence.refuse_hidden_row(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -1265,63 +1279,57 @@ COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
 -- Also moves the epochs up for each promotion after which the partition has not caught up yet. A
 -- promotion moves the epochs up further than a call to this function does, because the promoted
 -- server may have lost the effect of such a call.
-CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+--
+-- One UPDATE changes the rows of all partitions. The rows of a partition are spread over the whole
+-- table, so an UPDATE for each partition would visit each page of the table many times.
+CREATE FUNCTION tower_fence.after_failover(calls bigint DEFAULT 1)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
+AS $fence$
 DECLARE
     here CONSTANT text := tower_fence.current_history();
     before text;
-    stale bigint;
+    -- The highest stale token of each partition, or 0 if no partition has an epoch.
+    stale bigint[] := array_fill(0::bigint, ARRAY[256]);
 BEGIN
-    PERFORM tower_fence.require_current_rows('after_failover');
-    PERFORM tower_fence.wait_for_disk();
-    SELECT l.history INTO before FROM tower_fence.floors AS l
-    WHERE l.partition = after_failover_of.partition FOR UPDATE;
-    IF NOT FOUND THEN
-        PERFORM tower_fence.refuse_incomplete(after_failover_of.partition);
-    END IF;
-    stale := tower_fence.move_up(after_failover_of.partition, tower_fence.forgotten_epochs(before, here) + 500);
-    UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = ARRAY[here]
-    WHERE l.partition = after_failover_of.partition;
-    UPDATE tower_fence.resources AS r SET
-        max_token = CASE WHEN stale IS NULL THEN r.max_token
-            ELSE tower_fence.max_token_after(
-                r.max_token, r.announced, stale, tower_fence.forgotten_epochs(r.history, here) + 500
-            ) END,
-        history = here,
-        -- In a restored database, a new transaction may have the id of an earlier transaction.
-        admitted_by = NULL
-    WHERE r.partition = after_failover_of.partition;
-    PERFORM tower_fence.end_superseded(r.resource) FROM tower_fence.resources AS r
-    WHERE r.partition = after_failover_of.partition AND EXISTS (
-        SELECT FROM tower_fence.leases AS l
-        WHERE l.resource = r.resource AND l.expires_at + l.lock_delay > clock_timestamp()
-    );
-    RETURN stale;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS
-    'Like after_failover(), for one partition. If the call raises 40P01 (deadlock_detected), nothing was changed. In '
-    'this case, retry the call.';
-
-CREATE FUNCTION tower_fence.after_failover()
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
-AS $fence$
-BEGIN
+    PERFORM tower_fence.require_current_rows('after_failover'), tower_fence.check_calls(calls);
     -- Before this transaction locks a floor or a row, wait for the open transactions that write to
     -- resources. Such a transaction may write to further resources, and may then need to lock their
     -- floors. All other writes wait for this lock, so lock_timeout limits the wait.
     LOCK TABLE tower_fence.resources IN EXCLUSIVE MODE;
-    PERFORM tower_fence.after_failover_of(number::smallint) FROM generate_series(0, 255) AS number;
+    PERFORM tower_fence.wait_for_disk();
+    FOR number IN 0 .. 255 LOOP
+        SELECT l.history INTO before FROM tower_fence.floors AS l WHERE l.partition = number FOR UPDATE;
+        IF NOT FOUND THEN
+            PERFORM tower_fence.refuse_incomplete(number::smallint);
+        END IF;
+        stale[number + 1] := coalesce(
+            tower_fence.move_up(number::smallint, tower_fence.forgotten_epochs(before, here) + 500 * calls), 0
+        );
+    END LOOP;
+    UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = ARRAY[here];
+    UPDATE tower_fence.resources AS r SET
+        max_token = tower_fence.max_token_after(r.max_token, r.announced, stale[r.partition + 1], s.forgotten),
+        history = here,
+        -- In a restored database, a new transaction may have the id of an earlier transaction.
+        admitted_by = NULL
+    FROM (
+        SELECT o.history, tower_fence.forgotten_epochs(o.history, here) + 500 * calls AS forgotten
+        FROM tower_fence.resources AS o GROUP BY o.history
+    ) AS s
+    WHERE r.history = s.history;
+    PERFORM tower_fence.end_superseded(l.resource) FROM tower_fence.leases AS l
+    WHERE l.expires_at + l.lock_delay > clock_timestamp();
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.after_failover() IS
+COMMENT ON FUNCTION tower_fence.after_failover(bigint) IS
     'Makes all tokens that were granted in the epochs of this database stale, including tokens whose grants the '
     'database has lost, and breaks their leases. Operators call this function if the database may have lost confirmed '
     'writes without a change of its timeline, for example because a dump was restored. Call it before any client '
-    'writes. If no partition has an epoch, the tokens of other issuers stay valid. The call waits up to 10 s for the '
-    'transactions that write to resources, and other writes wait meanwhile. If the call raises 40P01 '
-    '(deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this case, retry the call.';
+    'writes. With an argument, the call has the effect of this number of calls. If no partition has an epoch, the tokens '
+    'of other issuers stay valid. The call waits up to 10 s for the transactions that write to resources, and rewrites '
+    'all rows of the table resources. Other writes wait meanwhile. If the call raises 40P01 (deadlock_detected) or 55P03 '
+    '(lock_not_available), nothing was changed. In this case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1329,7 +1337,7 @@ BEGIN
     PERFORM tower_fence.wait_for_disk();
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     PERFORM tower_fence.catch_up_partition(number::smallint) FROM generate_series(0, 255) AS number;
-    PERFORM tower_fence.catch_up_workers(false) WHERE tower_fence.is_distributed();
+    PERFORM tower_fence.catch_up_workers(0) WHERE tower_fence.is_distributed();
     UPDATE tower_fence.epoch_source AS s SET notices_failover = notice_failover.enabled
     WHERE notice_failover.enabled IS NOT NULL;
     RETURN (SELECT s.notices_failover FROM tower_fence.epoch_source AS s);

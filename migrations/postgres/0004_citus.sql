@@ -314,7 +314,7 @@ COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
 -- several workers, so a split counts as a failover. Servers that were copied from one data
 -- directory have the same system identifier, so their histories do not tell them apart. With such
 -- servers, each move counts as a failover.
-CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
+CREATE FUNCTION tower_fence.catch_up_workers(calls bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = on AS $fence$
 DECLARE
@@ -326,12 +326,14 @@ DECLARE
     is_behind boolean;
     is_split boolean;
     has_failed_over boolean;
-    forgotten CONSTANT bigint := 1000;
+    is_requested CONSTANT boolean := calls > 0;
+    forgotten bigint := 1000;
     stale bigint[] := array_fill(0::bigint, ARRAY[256]);
     failed text;
 BEGIN
     IF is_requested THEN
         PERFORM tower_fence.require_current_rows('after_failover');
+        forgotten := least(1000 * calls, 999999);
     END IF;
     PERFORM tower_fence.wait_for_disk();
     -- The row lock serializes the calls. The function reads the shards after it has this lock, so a
@@ -426,9 +428,9 @@ BEGIN
     RETURN has_failed_over;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
-    'The after_failover() of a distributed fence. Unless is_requested is true, changes nothing if no history has '
-    'changed, and keeps the tokens valid if shards have only moved. Returns whether tokens may have become stale.';
+COMMENT ON FUNCTION tower_fence.catch_up_workers(bigint) IS
+    'The after_failover() of a distributed fence. With 0 calls, changes nothing if no history has changed, and keeps the '
+    'tokens valid if shards have only moved. Returns whether tokens may have become stale.';
 
 -- Changes the functions whose bodies depend on the location of the rows. The privileges on these
 -- functions do not change.
@@ -484,16 +486,12 @@ BEGIN
         is_behind boolean;
     BEGIN
         SELECT b.is_behind INTO is_behind FROM tower_fence.is_behind(catch_up.resource) AS b (is_behind);
-        RETURN is_behind AND tower_fence.catch_up_workers(false);
+        RETURN is_behind AND tower_fence.catch_up_workers(0);
     END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.after_failover()
+    CREATE OR REPLACE FUNCTION tower_fence.after_failover(calls bigint DEFAULT 1)
     RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS
-        'SELECT tower_fence.catch_up_workers(true)';
-    CREATE OR REPLACE FUNCTION tower_fence.after_failover_of(partition smallint)
-    RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-        SELECT tower_fence.refuse_distributed('after_failover_of', 'call after_failover()')::integer::bigint
-    $body$;
+        'SELECT tower_fence.check_calls(calls) AND tower_fence.catch_up_workers(calls)';
     CREATE OR REPLACE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
     RETURNS text LANGUAGE sql AS $body$
         SELECT s.history FROM tower_fence.shards AS s

@@ -285,7 +285,7 @@ async fn nodes_with_one_system_identifier_hide_no_failover() {
 async fn failover_call_does_not_wait_for_an_open_transaction() {
     let cluster = with_epochs().await;
     cluster
-        .execute("ALTER FUNCTION tower_fence.after_failover() SET lock_timeout = '500ms'")
+        .execute("ALTER FUNCTION tower_fence.after_failover SET lock_timeout = '500ms'")
         .await;
     let mut conn = cluster.connect().await;
     let mut transaction = conn.begin().await.unwrap();

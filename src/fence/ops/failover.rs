@@ -52,11 +52,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// tables together with the tables that they protect.
     ///
     /// Each of the 256 partitions moves up by 500 epochs (of 999,999), and by 1,000 more for each
-    /// promotion that the partition has not caught up with yet. Each partition has its own
-    /// transaction. The transaction updates the rows of the resources in the partition, and is
-    /// durable even with `synchronous_commit = off`. If the database has issued no epoch in any
-    /// partition, nothing changes, because the tokens belong to another issuer. In that case,
-    /// handle the failover in that issuer.
+    /// promotion that the partition has not caught up with yet. One transaction updates the rows of
+    /// all resources, while other writes wait. It may take [minutes and much disk
+    /// space](crate::guide::failover#failover-runbook), and is durable even with
+    /// `synchronous_commit = off`. If the database has issued no epoch in any partition, nothing
+    /// changes, because the tokens belong to another issuer. In that case, handle the failover in
+    /// that issuer.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -73,24 +74,22 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// On Postgres the database role needs EXECUTE on `tower_fence.after_failover_of`. From SQL,
-    /// `tower_fence.after_failover` does the same in one transaction.
+    /// On Postgres, the method calls the SQL function `tower_fence.after_failover`, on which the
+    /// database role needs EXECUTE. If [several calls are
+    /// needed](crate::guide::failover#how-many-calls-are-needed), `SELECT
+    /// tower_fence.after_failover(3)` has the effect of three calls. The method fails after 10
+    /// minutes; from SQL, the function has no such limit.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`begin`](Self::begin). After an error, some partitions may already
-    /// have moved up. Call this method again.
+    /// Returns the errors of [`begin`](Self::begin). After an error, call this method again.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, each partition is moved up completely or not at all.
+    /// If the future is dropped, the transaction is committed completely or not at all.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
-        for partition in 0..=u8::MAX {
-            self.in_transaction(self.limits.long(), async |on| {
-                DB::after_failover(on, partition).await
-            })
+        self.in_transaction(self.limits.long(), async |on| DB::after_failover(on).await)
             .await?;
-        }
         tracing::warn!("made all granted tokens stale, as after a failover");
         Ok(())
     }

@@ -57,9 +57,9 @@ pub(crate) trait Tables: Database {
         async { Ok(false) }
     }
 
-    /// Makes all tokens of a partition stale that have been granted, even if the database has lost
-    /// the record of their grants.
-    async fn after_failover(on: On<'_, Self>, partition: u8) -> sqlx::Result<()>;
+    /// Makes all tokens stale that have been granted, even if the database has lost the record of
+    /// their grants.
+    async fn after_failover(on: On<'_, Self>) -> sqlx::Result<()>;
 
     /// Removes idle rows of a partition, raises the floor of the partition to the highest token of
     /// the removed rows, and returns the number of removed rows.

@@ -289,9 +289,10 @@ async fn arguments_out_of_range_are_refused() {
         }
     }
     for partition in ["NULL", "-1", "256"] {
-        for call in ["catch_up_partition", "after_failover_of"] {
-            calls.push((format!("{call}({partition}::smallint)"), "22023"));
-        }
+        calls.push((
+            format!("catch_up_partition({partition}::smallint)"),
+            "22023",
+        ));
         for call in ["next_epoch", "report_epoch"] {
             calls.push((format!("{call}({partition}::smallint, 1)"), "22023"));
         }
@@ -318,6 +319,9 @@ async fn arguments_out_of_range_are_refused() {
         ("''", "1", "0", "NULL"),
     ] {
         calls.push((ask("'a'", lease, ttl_ms, delay_ms, ticket), "22023"));
+    }
+    for number in ["NULL", "0", "2000"] {
+        calls.push((format!("after_failover({number})"), "22023"));
     }
     calls.push(("lease_renew('a', '', NULL, false, NULL)".into(), "22023"));
     calls.push(("report_epoch(7::smallint, 1000000)".into(), "22023"));

@@ -262,9 +262,6 @@ async fn operator_needs_these_rights() {
         fence.reset(&name, token(900_000_000_000_005)).await?;
         fence.notice_failover(true).await?;
         fence.after_failover().await?;
-        sqlx::query("SELECT tower_fence.after_failover()")
-            .execute(&pool)
-            .await?;
         fence.remove_idle(Duration::from_secs(3_600), 10).await?;
         fence.remove_expired_keys().await?;
         for statement in [

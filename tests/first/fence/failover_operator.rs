@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tower_fence::{
-    Fence, LiveTokens, TokenUse,
-    epochs::{Epoch, Epochs},
+    Fence, LiveTokens, Resource, Token, TokenUse,
+    epochs::{Epoch, EpochError, Epochs},
 };
 
 use super::failover::{
@@ -14,10 +14,12 @@ use super::failover::{
     is_on_timeline, was_on_timeline,
 };
 use crate::support::{
-    database::{TestDatabase, read},
+    database::{TestDatabase, on_both_databases, read},
     fence::{refuses, sku, token, write},
     functions::admit,
 };
+
+on_both_databases!(operator_call_moves_each_partition_above_its_own_epoch,);
 
 /// The timelines of two promotions that the server reports.
 const REPORTED: [&str; 2] = ["1500000001", "1500000003"];
@@ -38,6 +40,66 @@ async fn rows_advanced_by_an_operator_are_not_advanced_again() {
         let alive = fence.begin(&resource, token(1_502_000_000_001), TokenUse::SingleUse);
         drop(alive.await.unwrap());
     }
+}
+
+/// The partition of `a` has another epoch than the partition of `sku-1`.
+async fn operator_call_moves_each_partition_above_its_own_epoch<DB: TestDatabase>() {
+    let (_db, fence) = in_epoch_1::<DB>().await;
+    let (other, partition) = (Resource::new("a").unwrap(), 0x43);
+    fence
+        .next_epoch(partition, Epoch::new(7).unwrap())
+        .await
+        .unwrap();
+    let begun = fence.begin(&other, token(7_000_000_001), TokenUse::SingleUse);
+    begun.await.unwrap().commit().await.unwrap();
+    fence.after_failover().await.unwrap();
+    for (resource, highest_stale) in [(sku(), HIGHEST_STALE_BY_OPERATOR), (other, 507_999_999_999)]
+    {
+        assert_eq!(fence.inspect(&resource).await.unwrap(), Some(highest_stale));
+    }
+    let floors = fence.floors().await.unwrap();
+    assert!(floors.contains(&(PARTITION, HIGHEST_STALE_BY_OPERATOR)));
+    assert!(floors.contains(&(partition, 507_999_999_999)));
+}
+
+#[tokio::test]
+async fn one_call_has_the_effect_of_several() {
+    let forged = 700_000_000_000_000;
+    let mut results = vec![];
+    for calls in [&["after_failover(3)"][..], &["after_failover()"; 3]] {
+        let (db, fence) = in_epoch_1::<Postgres>().await;
+        let other = in_the_same_partition();
+        let begun = fence.begin(&other, token(forged), TokenUse::SingleUse);
+        begun.await.unwrap().commit().await.unwrap();
+        was_on_timeline(&db, "00000000").await;
+        for call in calls {
+            db.execute(&format!("SELECT tower_fence.{call}")).await;
+        }
+        let inspected = [
+            fence.inspect(&sku()).await.unwrap(),
+            fence.inspect(&other).await.unwrap(),
+        ];
+        results.push((inspected, next_epoch(&fence).await));
+    }
+    let highest_stale = [Some(2_501_999_999_999), Some(forged + 2_500_000)];
+    assert_eq!(results, [(highest_stale, 2_502); 2]);
+}
+
+/// The last epoch is 999,999.
+#[tokio::test]
+async fn operator_calls_stop_at_the_last_epoch() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    for _ in 0..2 {
+        db.execute("SELECT tower_fence.after_failover(1999)").await;
+    }
+    let epochs = "SELECT min(epoch)::bigint FROM tower_fence.epochs";
+    assert_eq!(db.number(epochs).await, 999_999);
+    let highest_stale = fence.inspect(&sku()).await.unwrap();
+    assert_eq!(highest_stale, Some(Token::MAX.get()));
+    assert_matches!(
+        fence.next_epoch(PARTITION, Epoch::FIRST).await,
+        Err(EpochError::Exhausted)
+    );
 }
 
 /// Tokens may have been granted on each unobserved timeline, and above each forged token.
@@ -100,7 +162,7 @@ async fn turning_detection_on_or_off_does_not_affect_the_past() {
 async fn operator_call_waits_for_the_disk() {
     let db = Postgres::fresh(1).await;
     for said in [
-        "tower_fence.after_failover_of(7::smallint)",
+        "tower_fence.after_failover()",
         "tower_fence.notice_failover(false)",
     ] {
         for (before, then) in [
@@ -154,8 +216,7 @@ async fn removal_uses_no_floor_from_before_a_failover() {
     )
     .await;
     let mut failover = db.pool.begin().await.unwrap();
-    sqlx::query("SELECT tower_fence.after_failover_of($1)")
-        .bind(i16::from(PARTITION))
+    sqlx::query("SELECT tower_fence.after_failover()")
         .execute(&mut *failover)
         .await
         .unwrap();

@@ -75,6 +75,21 @@ async fn functions_use_indexes_while_tables_grow() {
     assert_eq!(scanned, None);
 }
 
+/// A call of a function that is not inlined takes longer than the update of a row.
+#[tokio::test]
+async fn function_that_runs_for_each_row_is_inlined() {
+    let db = Postgres::fresh(1).await;
+    let explain = "EXPLAIN VERBOSE SELECT tower_fence.max_token_after(max_token, announced, 5, 6) \
+                   FROM tower_fence.resources";
+    let plan: Vec<String> = sqlx::query_scalar(explain)
+        .fetch_all(&db.pool)
+        .await
+        .unwrap();
+    let plan = plan.concat();
+    assert_contains!(plan, "GREATEST");
+    assert!(!plan.contains("tower_fence.max_token_after"), "{plan}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn functions_and_the_fence_wait_for_each_other() {
     let db = Postgres::fresh(4).await;
@@ -139,10 +154,13 @@ async fn above_read_committed_a_wait_ends_with_a_serialization_failure() {
     }
 }
 
-/// A `<` operator for which every number is less than every other number.
-const EVERYTHING_IS_LESS: &str = "\
+/// A `<` operator for which every number is less than every other number, and an `=` operator for
+/// which no number is equal to another.
+const FALSE_OPERATORS: &str = "\
     CREATE FUNCTION {schema}.less(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; \
-    CREATE OPERATOR {schema}.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {schema}.less);";
+    CREATE OPERATOR {schema}.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {schema}.less); \
+    CREATE FUNCTION {schema}.equal(bigint, integer) RETURNS boolean LANGUAGE sql AS 'SELECT false'; \
+    CREATE OPERATOR {schema}.= (LEFTARG = bigint, RIGHTARG = integer, FUNCTION = {schema}.equal);";
 
 #[tokio::test]
 async fn temporary_tables_and_search_paths_mislead_no_function() {
@@ -155,9 +173,9 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
         &format!(
             "CREATE TEMPORARY TABLE resources {like}; CREATE TEMPORARY TABLE leases (token bigint); \
              CREATE SCHEMA twin; CREATE TABLE twin.resources {like}; {}; {}",
-            EVERYTHING_IS_LESS.replace("{schema}", "twin"),
+            FALSE_OPERATORS.replace("{schema}", "twin"),
             // A role that may create objects in the schema of the fence does not own its functions.
-            EVERYTHING_IS_LESS.replace("{schema}", "tower_fence"),
+            FALSE_OPERATORS.replace("{schema}", "tower_fence"),
         ),
     )
     .await
@@ -175,6 +193,9 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
             is_refused(raise(&mut conn, "sku-1", stale).await, "TF412");
         }
         assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(5));
+        // This function has no search path of its own.
+        let moved = "SELECT tower_fence.max_token_after(5, 6, 0, 0)";
+        assert_eq!(Postgres::number(&mut conn, moved).await.unwrap(), 5);
         let lease = acquire(&mut conn, "sku-2", "60 s").await.unwrap();
         is_refused(acquire(&mut conn, "sku-2", "60 s").await, "TF409");
         let renewed = renew(&mut conn, "sku-2", &lease.lease_id, "60 s", true).await;

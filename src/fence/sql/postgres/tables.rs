@@ -100,19 +100,9 @@ impl Tables for Postgres {
             .await
     }
 
-    async fn after_failover(On { conn, names }: On<'_, Self>, partition: u8) -> sqlx::Result<()> {
-        if names.is_distributed() {
-            // Update all partitions together, because each worker has rows of all partitions.
-            if partition == 0 {
-                let all = sqlx::query(names.sql("SELECT tower_fence.after_failover()"));
-                all.execute(conn).await?;
-            }
-            return Ok(());
-        }
-        sqlx::query(names.sql("SELECT tower_fence.after_failover_of($1)"))
-            .bind(i16::from(partition))
-            .execute(conn)
-            .await?;
+    async fn after_failover(On { conn, names }: On<'_, Self>) -> sqlx::Result<()> {
+        let all = sqlx::query(names.sql("SELECT tower_fence.after_failover()"));
+        all.execute(conn).await?;
         Ok(())
     }
 

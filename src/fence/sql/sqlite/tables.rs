@@ -148,33 +148,27 @@ impl Tables for Sqlite {
         Ok(granted)
     }
 
-    async fn after_failover(On { conn, names }: On<'_, Self>, partition: u8) -> sqlx::Result<()> {
+    async fn after_failover(On { conn, names }: On<'_, Self>) -> sqlx::Result<()> {
         // If other partitions have epochs, a partition without an epoch may have lost its epoch.
-        const MOVE_UP: &str = "INSERT INTO tower_fence.epochs (partition, epoch) SELECT $1, 500 \
+        const MOVE_UP: &str = "INSERT INTO tower_fence.epochs (partition, epoch) \
+             SELECT partition, 500 FROM tower_fence.floors \
              WHERE EXISTS (SELECT 1 FROM tower_fence.epochs WHERE epoch > 0) \
-             ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999) \
-             RETURNING epoch * 1000000000 + 999999999";
-        const FLOOR: &str =
-            "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
+             ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999)";
+        const FLOORS: &str = "UPDATE tower_fence.floors AS l \
+             SET floor = max(floor, epoch * 1000000000 + 999999999) \
+             FROM tower_fence.epochs AS e WHERE e.partition = l.partition";
         // If the tokens of a row are above the end of the new epoch, or slightly below it, the
         // resource has received a forged token or a token of another issuer. Later grants of the
         // resource were above that token. The lost commits contain fewer than 500,000 such grants,
         // so the row is raised by that number.
-        const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
-             CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
-                 ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
-             WHERE partition = $1";
-        let stale: Option<i64> = sqlx::query_scalar(names.sql(MOVE_UP))
-            .bind(i16::from(partition))
-            .fetch_optional(&mut *conn)
-            .await?;
-        let Some(stale) = stale else { return Ok(()) };
-        for raise in [FLOOR, ROWS] {
-            sqlx::query(names.sql(raise))
-                .bind(i16::from(partition))
-                .bind(stale)
-                .execute(&mut *conn)
-                .await?;
+        const ROWS: &str = "UPDATE tower_fence.resources AS r SET max_token = \
+             max(epoch * 1000000000 + 999999999, min(max(max_token, announced) + 500000, 999999999999999)) \
+             FROM tower_fence.epochs AS e WHERE e.partition = r.partition";
+        let moved = sqlx::query(names.sql(MOVE_UP)).execute(&mut *conn).await?;
+        if moved.rows_affected() > 0 {
+            for raise in [FLOORS, ROWS] {
+                sqlx::query(names.sql(raise)).execute(&mut *conn).await?;
+            }
         }
         Ok(())
     }
