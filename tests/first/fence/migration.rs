@@ -370,6 +370,24 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     drop(conn);
 }
 
+/// A crash of the server empties unlogged tables.
+#[tokio::test]
+async fn unlogged_tables_are_misconfigured() {
+    let db = Postgres::fresh(2).await;
+    for table in ["resources", "leases", "queues"] {
+        db.execute(&format!("ALTER TABLE tower_fence.{table} SET UNLOGGED"))
+            .await;
+        let found = flaw(&db.fence()).await.unwrap_or_default();
+        assert_contains!(
+            found,
+            &format!("a crash would empty the unlogged tables {table} ")
+        );
+        db.execute(&format!("ALTER TABLE tower_fence.{table} SET LOGGED"))
+            .await;
+        assert_eq!(flaw(&db.fence()).await, None);
+    }
+}
+
 /// Any role can take the advisory lock under which sqlx migrates.
 #[tokio::test]
 async fn migrate_gives_up_waiting_for_locks() {

@@ -20,7 +20,7 @@ use crate::fence::sql::{
 ///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. A trigger
 ///   function counts as a guard only if its owner has privileges on the fence. Otherwise any role
 ///   could make the check fail with a fake guard;
-/// - which tables have policies that hide rows;
+/// - which tables have policies that hide rows, and which tables a crash would empty;
 /// - for a warning, which roles may write whole rows of the tables. Members of the owner's role do
 ///   not count.
 const CHECK: &str = "SELECT \
@@ -43,6 +43,8 @@ const CHECK: &str = "SELECT \
     (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \
         WHERE t.relnamespace = n.oid AND t.relrowsecurity \
             AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables, \
+    (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \
+        WHERE t.relnamespace = n.oid AND t.relkind IN ('r', 'p') AND t.relpersistence <> 'p') AS unlogged_tables, \
     (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.concat(CASE a.grantee WHEN 0 THEN 'PUBLIC' \
             ELSE pg_catalog.pg_get_userbyid(a.grantee) END, ' on ', t.relname), ', ') \
         FROM pg_catalog.pg_class AS t, pg_catalog.aclexplode(t.relacl) AS a \
@@ -165,6 +167,13 @@ impl Setup for Postgres {
         if let Some(hidden) = hidden {
             return Err(misconfigured(format!(
                 "row-level security hides rows of {hidden} in the schema {schema}: disable it on the tables of the fence"
+            )));
+        }
+        let unlogged: Option<String> = row.try_get("unlogged_tables")?;
+        if let Some(unlogged) = unlogged {
+            return Err(misconfigured(format!(
+                "a crash would empty the unlogged tables {unlogged} in the schema {schema}: \
+                 set them LOGGED, and if the server has crashed in the meantime, restore a backup"
             )));
         }
         let writers: Option<String> = row.try_get("writers")?;
