@@ -23,7 +23,8 @@ pub(super) enum Phase {
     Beginning,
     /// The transaction is open, or the statement was sent and no response has arrived.
     Open,
-    /// The transaction is committed.
+    /// The transaction is committed. Unlike a `Clean` connection, its connection is not passed to
+    /// the next write.
     Committed,
     /// The connection must not be used again.
     Broken,

@@ -34,6 +34,8 @@ use crate::{
     token::Resource,
 };
 
+/// A request that is not at the stage `New` has a position.
+const HAS_POSITION: &str = "a waiting request has a position";
 /// Time for which the position of a client that may retry is kept.
 const POSITION_KEPT: Duration = Duration::from_secs(3);
 /// Maximum time for which a conflicting step is repeated after the end of the wait.
@@ -189,9 +191,7 @@ impl<B: Backend> Pending<B> {
                     Some(pause)
                 }
             };
-            let Some(position) = &self.position else {
-                continue;
-            };
+            let position = self.position.as_ref().expect(HAS_POSITION);
             match position.turn(deadline, poll_in.map(after)).await {
                 Turn::Retry => {}
                 Turn::Rejoin => {

@@ -51,18 +51,22 @@ impl Positions {
 }
 
 /// A store that delays the step with which the first request joins the queue, or loses it after the
-/// delay.
+/// delay. If the store is exhausted, it reports this to the requests in the queue.
 #[derive(Default)]
 struct Delaying {
     positions: Positions,
     first: Mutex<Option<watch::Receiver<bool>>>,
     loses_first: bool,
+    is_exhausted: bool,
 }
 
 impl Backend for Delaying {
     async fn step(&self, _: &Resource, step: Step<'_>, _: Seen<'_>) -> Result<Reply, LeaseError> {
         let left = LONG;
         match step {
+            Step::Acquire(_, Waits::Yes { queued: true, .. }) if self.is_exhausted => {
+                Ok(Reply::Exhausted(Token::MAX.get()))
+            }
             Step::Acquire(ask, Waits::Yes { .. }) => {
                 let delay = self.first.lock().unwrap().take();
                 if let Some(mut arrives) = delay {
@@ -146,6 +150,7 @@ async fn displacing_request_has_its_position_after_a_late_step() {
             positions: positions.clone(),
             first: Mutex::new(Some(arrived)),
             loses_first,
+            ..Delaying::default()
         });
         let id = LeaseId::random();
         let first = waiting(&leases, &id);
@@ -166,12 +171,30 @@ async fn displacing_request_has_its_position_after_a_late_step() {
     }
 }
 
-/// The requests of a lease that is held at first. The grant is delayed.
+#[tokio::test(start_paused = true)]
+async fn waiter_refused_by_an_exhausted_store_leaves_no_position() {
+    let positions = Positions::default();
+    let leases = Driver::over(Delaying {
+        positions: positions.clone(),
+        is_exhausted: true,
+        ..Delaying::default()
+    });
+    // At the end of the wait, a request with a chosen lease id keeps its position.
+    let request = Acquire::new(LONG).lease_id(LeaseId::random()).wait(LONG);
+    let refused = leases.acquire(&sku(), request).await;
+    assert_matches!(refused, Err(LeaseError::Exhausted { .. }));
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(positions.with(|positions| positions.len()), 0);
+}
+
+/// The requests of a lease that is held at first. The grant is delayed, and the first steps after
+/// the end of a wait conflict with other requests.
 #[derive(Clone, Default)]
 struct Late {
     /// The ticket of the request that holds the lease.
     holder: Arc<Mutex<Option<i64>>>,
     grants: Arc<Mutex<Option<watch::Receiver<bool>>>>,
+    conflicts: Arc<Mutex<u32>>,
 }
 
 impl Backend for Late {
@@ -184,6 +207,11 @@ impl Backend for Late {
                     arrives.wait_for(|arrives| *arrives).await.unwrap();
                     *self.holder.lock().unwrap() = Some(ask.ticket);
                     return Ok(Reply::Granted(Granted::new(Token::new(1).unwrap(), LONG)));
+                }
+                let mut conflicts = self.conflicts.lock().unwrap();
+                if *conflicts > 0 {
+                    *conflicts -= 1;
+                    return Ok(Reply::Again);
                 }
                 let joined = false;
                 Reply::Queued { left, joined }
@@ -206,6 +234,16 @@ impl Backend for Late {
     async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
         Ok(Page::new(vec![], None))
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_at_the_end_of_a_wait_is_retried() {
+    let store = Late::default();
+    *store.conflicts.lock().unwrap() = 3;
+    // The request sends no further step before the end of this wait.
+    let wait = Duration::from_secs(5);
+    let request = Acquire::new(LONG).lease_id(LeaseId::random()).wait(wait);
+    is_held(Driver::over(store).acquire(&sku(), request).await);
 }
 
 /// The client releases its lease id while the store grants the lease to a request that the client
