@@ -75,8 +75,8 @@ impl Calls for Fence<Postgres> {
     }
 }
 
-/// Rounds a timeout up to a multiple of 100 ms. Without a prepared statement, the timeout is part of
-/// the text of a statement, and `pg_stat_statements` stores each text.
+/// Rounds a timeout up to a multiple of 100 ms. Without a prepared statement, the timeout is in the
+/// text of a statement, and `pg_stat_statements` stores each text.
 fn in_steps(timeout: Duration) -> Duration {
     const STEP: Duration = Duration::from_millis(100);
     let steps = timeout.as_nanos().div_ceil(STEP.as_nanos());

@@ -36,7 +36,7 @@ pub(super) enum Next {
     PollLater,
 }
 
-/// Returns what the request does. `is_late` is whether its wait is over, and `chosen_id` whether the
+/// Returns what the request does. `is_late` is whether its wait is over. `chosen_id` is whether the
 /// caller has chosen the lease id.
 pub(super) fn decide(
     reply: &Result<Reply, LeaseError>,

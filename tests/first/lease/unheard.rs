@@ -75,7 +75,7 @@ impl Backend for Failing {
             2..20 => Err(LeaseError::unavailable(fmt::Error)),
             _ => Ok(Reply::Queued {
                 left: LONG,
-                joined: true,
+                joined: false,
             }),
         }
     }
