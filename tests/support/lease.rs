@@ -6,7 +6,7 @@ use sqlx::Sqlite;
 use tokio::{sync::Mutex, task::JoinHandle, time::timeout};
 use tower_fence::{
     Resource,
-    lease::{Acquire, Lease, LeaseError, Leases, Renew},
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, Leases, Renew},
 };
 
 pub use crate::fence::sku;
@@ -24,6 +24,25 @@ pub async fn grant<L: Leases>(leases: &L, resource: &Resource, ttl: Duration) ->
 pub async fn renew_for<L: Leases>(leases: &L, lease: &Lease, ttl: Duration) -> Lease {
     let renewed = leases.renew(&lease.resource, &lease.id, Renew::new(ttl));
     renewed.await.unwrap()
+}
+
+/// Makes each kind of call for `sku-1` once. Runs `before` before each of them except the first.
+pub async fn make_each_call<L: Leases + LeaseAdmin>(leases: &L, before: impl AsyncFn()) {
+    let lease = grant(leases, &sku(), LONG).await;
+    before().await;
+    renew_for(leases, &lease, LONG).await;
+    before().await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    before().await;
+    let lease = grant(leases, &sku(), LONG).await;
+    before().await;
+    assert_eq!(leases.list(9, None).await.unwrap().leases.len(), 1);
+    before().await;
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
+    before().await;
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+    before().await;
+    is_lost(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
 }
 
 /// Acquires and releases `sku-1`. Returns the lease that was held.

@@ -129,8 +129,8 @@ impl RedisLeasesBuilder {
     /// other slots stay available, but calls can be slower while a node does not respond.
     ///
     /// The store does not connect yet; see [`connect_lazy`](Self::connect_lazy). It calls
-    /// `settings` for each connection, and overrides the retries, the timeouts, the protocol, and
-    /// the push sender. The settings must not route reads to replicas.
+    /// `settings` for each connection, and overrides the database, the retries, the timeouts, the
+    /// protocol, and the push sender. The settings must not route reads to replicas.
     ///
     /// ```no_run
     /// # fn example(
@@ -148,7 +148,8 @@ impl RedisLeasesBuilder {
     /// # Errors
     ///
     /// - [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
-    /// - [`LeaseError::Misconfigured`] if a URL or the settings are invalid.
+    /// - [`LeaseError::Misconfigured`] if a URL or the settings are invalid, or if a URL contains a
+    ///   database other than 0.
     pub fn with_cluster(
         self,
         nodes: &[&str],

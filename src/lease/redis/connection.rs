@@ -51,10 +51,8 @@ impl Connection {
         let Self::Cluster(connection) = self else {
             return Ok(vec![0]);
         };
-        // Each range consists of the first slot, the last slot, the master, and its replicas.
-        let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
         let mut ranges = vec![];
-        for range in slots.query_async::<Vec<Vec<Value>>>(connection).await? {
+        for range in ranges_of(connection).await? {
             if let [first, _, master, ..] = &range[..] {
                 ranges.push((redis::from_redis_value_ref::<u16>(first)?, master.clone()));
             }
@@ -70,19 +68,12 @@ impl Connection {
         Ok(shards)
     }
 
-    /// Returns the addresses of all nodes of a cluster, as one node reports them. Takes the first
-    /// answer, because other nodes may not respond.
+    /// Returns the addresses of all nodes of a cluster, as one node reports them.
     pub(super) async fn nodes(&mut self) -> RedisResult<Vec<(String, u16)>> {
         let Self::Cluster(connection) = self else {
             return Ok(vec![]);
         };
-        let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
-        let first = (
-            MultipleNodeRoutingInfo::AllNodes,
-            Some(ResponsePolicy::OneSucceeded),
-        );
-        let answer = connection.route_command(slots, RoutingInfo::MultiNode(first));
-        let ranges: Vec<Vec<Value>> = redis::from_redis_value(answer.await?.extract_error()?)?;
+        let ranges = ranges_of(connection).await?;
         let mut nodes = vec![];
         for node in ranges.iter().flatten() {
             // A node whose address is unknown is skipped.
@@ -130,4 +121,17 @@ impl Connection {
             }
         }
     }
+}
+
+/// Returns the ranges of slots, as one node reports them. Each range consists of the first slot,
+/// the last slot, the master, and its replicas. Takes the first answer, because other nodes may not
+/// respond. If all connections are broken, the client then replaces all of them.
+async fn ranges_of(connection: &mut ClusterConnection) -> RedisResult<Vec<Vec<Value>>> {
+    let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
+    let first = (
+        MultipleNodeRoutingInfo::AllNodes,
+        Some(ResponsePolicy::OneSucceeded),
+    );
+    let answer = connection.route_command(slots, RoutingInfo::MultiNode(first));
+    Ok(redis::from_redis_value(answer.await?.extract_error()?)?)
 }

@@ -96,8 +96,7 @@ impl RedisBackend {
                             return Ok(());
                         }
                         lock(&subscriptions.partitions).remove(&partition);
-                        // All waiters retry, although only those of this partition must. An
-                        // unnecessary retry does no harm.
+                        // All waiters retry, although only those of this partition must.
                         turns.call_all();
                     }
                 }

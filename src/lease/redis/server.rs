@@ -67,6 +67,12 @@ impl Server {
                     && error.is_unrecoverable_error()
                     && !error.is_timeout() =>
             {
+                if self.source.is_cluster() {
+                    // The client opens a new connection to the node in the background. In the
+                    // meantime, it sends commands to other nodes, over connections that may be
+                    // broken as well.
+                    sleep(LOOK_AGAIN).await;
+                }
                 Ok((run().await?, true))
             }
             outcome => Ok((outcome?, false)),
@@ -268,8 +274,8 @@ impl Server {
     }
 }
 
-/// Pause before the server is looked up again. In the meantime, the other servers can complete a
-/// failover, or the move of a slot.
+/// Pause before a command is repeated. In the meantime, the other servers can complete a failover
+/// or the move of a slot, and the client of a cluster can open a new connection.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Repeats a command that was refused because another server has the data now.
@@ -305,10 +311,22 @@ fn has_permanent_cause(detail: &str) -> bool {
         // The user lacks a right. The first text is that of Redis 7.2 and later.
         "ACL failure in script",
         "The user executing the script can't",
+        // The user may not select the database (all versions), or may not use it (Valkey 9.1).
+        "has no permissions to run",
+        "No permissions to access database",
+        // The URL contains no password (all versions).
+        "Authentication required",
         // The command was renamed, or a proxy does not support it.
         "unknown command",
         "Unknown Redis command called from script",
+        // The module that runs scripts is not loaded (Valkey 9.1).
+        "Could not find scripting engine",
+        // The server has no such database (all versions), or it is part of a cluster (Redis, and
+        // Valkey before 9).
         "DB index is out of range",
+        "SELECT is not allowed in cluster mode",
+        // A server of the cluster was started without cluster mode (all versions).
+        "cluster support disabled",
         // Another program has written the key.
         "wrong kind of value",
     ];

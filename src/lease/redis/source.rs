@@ -62,8 +62,17 @@ impl Source {
         // The addresses contain no passwords.
         let addresses = configured.iter().map(|node| node.addr().to_string());
         let address = format!("the cluster {}", addresses.collect::<Vec<_>>().join(", "));
+        if configured
+            .iter()
+            .any(|node| node.redis_settings().db() != 0)
+        {
+            return Err(RedisError::from((
+                ErrorKind::InvalidClientConfig,
+                "the URL of a node of a cluster must not name a database other than 0",
+            )));
+        }
         let settings: ClusterSettings =
-            Box::new(move |nodes| settings(ClusterClientBuilder::new(nodes)));
+            Box::new(move |nodes| settings(ClusterClientBuilder::new(nodes)).database_id(0));
         settings(configured.clone()).build()?;
         let servers = Servers::Cluster {
             settings,
@@ -89,8 +98,7 @@ impl Source {
         matches!(self.servers, Servers::Cluster { .. })
     }
 
-    /// Returns the database number, which separates keys but not channels. A cluster has only one
-    /// database.
+    /// Returns the database number, which separates keys but not channels.
     pub(super) fn database(&self) -> i64 {
         match &self.servers {
             Servers::Alone(client) => client.get_connection_info().redis_settings().db(),

@@ -3,13 +3,13 @@
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
-    lease::{Acquire, LeaseAdmin, Leases, Renew},
+    lease::{Acquire, Leases},
 };
 
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, granted, is_lost, renew_for, sku, wait},
+    lease::{LONG, grant, granted, make_each_call, renew_for, sku, wait},
     redis::{RedisServer, connect},
 };
 
@@ -26,19 +26,7 @@ async fn every_call_survives_a_closed_idle_connection() {
     let server = RedisServer::start(&["--timeout", "1"]).await;
     let db = Sqlite::fresh(4).await;
     let leases = connect(&server, &db).await;
-    let lease = grant(&leases, &sku(), LONG).await;
-    connections_are_closed(&server).await;
-    renew_for(&leases, &lease, LONG).await;
-    connections_are_closed(&server).await;
-    leases.release(&sku(), &lease.id).await.unwrap();
-    connections_are_closed(&server).await;
-    let lease = grant(&leases, &sku(), LONG).await;
-    connections_are_closed(&server).await;
-    assert!(leases.break_lease(&sku(), None).await.unwrap());
-    connections_are_closed(&server).await;
-    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
-    connections_are_closed(&server).await;
-    is_lost(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    make_each_call(&leases, async || connections_are_closed(&server).await).await;
 }
 
 #[tokio::test]

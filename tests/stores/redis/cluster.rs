@@ -19,11 +19,11 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{
-        LONG, grant, grant_and_release, granted, is_misconfigured, join_on, messages_of,
-        next_grant, renew_for, sku,
+        LONG, grant, grant_and_release, granted, is_misconfigured, join_on, make_each_call,
+        messages_of, next_grant, renew_for, sku,
     },
     proxy::{Link, Proxy},
-    redis::RedisServer,
+    redis::{RedisServer, fresh_prefix, shared_cluster_url},
 };
 
 /// The partition of `sku-1`.
@@ -77,6 +77,18 @@ async fn leases_are_spread_over_and_listed_from_all_masters() {
     let mut listed = listed(&leases).await;
     listed.dedup();
     assert_eq!(listed, names);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_survives_closed_connections() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let close = async || {
+        for node in &cluster.nodes {
+            let kill = ["CLIENT", "KILL", "TYPE", "normal"];
+            node.command(&kill).await;
+        }
+    };
+    make_each_call(&connect(&cluster, &db), close).await;
 }
 
 /// One master owns several ranges of slots after slots were moved between masters.
@@ -429,15 +441,33 @@ async fn documented_rights_suffice() {
 #[tokio::test]
 async fn server_without_cluster_mode_is_refused() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let url = server.url().replace("//", "//:sesame@");
-    for url in [server.url(), url] {
+    let inspect = async |url: &str| {
         let builder = RedisLeases::builder(db.fence());
-        let leases = builder.with_cluster(&[&url], |client| client).unwrap();
-        let refused = leases.inspect(&sku()).await.unwrap_err();
-        assert!(matches!(refused, LeaseError::Unavailable(_)));
-        let text = format!("{refused:?} {refused}");
-        assert!(!text.contains("sesame"), "{text}");
-        println!("{text}");
-    }
+        let leases = builder.with_cluster(&[url], |client| client).unwrap();
+        leases.inspect(&sku()).await
+    };
+    is_misconfigured(inspect(&server.url()).await);
+    // The server has no password.
+    let url = server.url().replace("//", "//:sesame@");
+    let refused = inspect(&url).await.unwrap_err();
+    assert_matches!(refused, LeaseError::Unavailable(_));
+    let text = format!("{refused:?} {refused}");
+    assert!(!text.contains("sesame"), "{text}");
     is_misconfigured(RedisLeases::builder(db.fence()).with_cluster(&[], |client| client));
+}
+
+#[tokio::test]
+async fn database_of_a_cluster_is_refused_in_a_url_and_overridden_in_settings() {
+    let db = Sqlite::fresh(2).await;
+    let urls = [shared_cluster_url(), format!("{}/3", shared_cluster_url())];
+    let urls = [&*urls[0], &*urls[1]];
+    let builder = || RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let refused = builder().with_cluster(&urls, |client| client).unwrap_err();
+    assert_matches!(refused, LeaseError::Misconfigured(_));
+    assert_contains!(
+        messages_of(&refused),
+        "must not name a database other than 0"
+    );
+    let leases = builder().with_cluster(&urls[..1], |client| client.database_id(3));
+    grant(&leases.unwrap(), &sku(), LONG).await;
 }

@@ -16,7 +16,10 @@ use tower_fence::lease::{
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, granted, is_misconfigured, messages_of, sku, spawn_acquire, wait},
+    lease::{
+        LONG, grant, granted, is_misconfigured, is_unavailable, messages_of, sku, spawn_acquire,
+        wait,
+    },
     log::Log,
     proxy::{Link, Proxy},
     redis::{RedisServer, fresh_prefix, shared_url},
@@ -133,6 +136,21 @@ async fn missing_right_is_a_misconfiguration() {
     let url = user(&redis, "runner", "+@all -set").await;
     let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
     is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    let url = user(&redis, "settled", "+@all -select").await;
+    is_misconfigured(RedisLeases::connect(&format!("{url}/3"), db.fence()).await);
+}
+
+#[tokio::test]
+async fn missing_password_is_a_misconfiguration() {
+    let db = Sqlite::fresh(4).await;
+    let redis = RedisServer::start(&["--requirepass", "sesame"]).await;
+    is_misconfigured(RedisLeases::connect(&redis.url(), db.fence()).await);
+    // A refused login may be temporary.
+    let wrong = redis.url().replace("//", "//:open@");
+    is_unavailable(RedisLeases::connect(&wrong, db.fence()).await);
+    let cluster = RedisLeases::builder(db.fence());
+    let cluster = cluster.with_cluster(&[&redis.url()], |client| client);
+    is_misconfigured(cluster.unwrap().inspect(&sku()).await);
 }
 
 #[tokio::test]
