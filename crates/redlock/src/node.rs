@@ -88,9 +88,7 @@ impl Node {
             return Ok(answer);
         };
         if *clustered {
-            return Err(
-                self.unfit("it is part of a cluster, which may move its keys to another server")
-            );
+            return Err(self.clustered());
         }
         let is_new = self.run_id().as_deref() != Some(run_id.as_str());
         if is_new && (eviction.starts_with("allkeys") || eviction.starts_with("volatile")) {
@@ -125,7 +123,10 @@ impl Node {
         let called: RedisResult<(Vec<String>, bool)> = self.server.command(invoke).await;
         let away = |error: &RedisError| error.is_timeout() || error.is_io_error();
         self.late.store(called.as_ref().is_err_and(away), SeqCst);
-        let (texts, is_repeated) = called.map_err(|error| self.server.lease_error(error))?;
+        let (texts, is_repeated) = called.map_err(|error| match is_clustered(&error) {
+            true => self.clustered(),
+            false => self.server.lease_error(error),
+        })?;
         match Answer::parse(&texts)? {
             Answer::None if is_repeated => Ok(Answer::MayHaveEnded),
             Answer::Unfit(Unfit::NoHistory) => Err(self.unfit(
@@ -193,12 +194,26 @@ impl Node {
         });
     }
 
+    fn clustered(&self) -> LeaseError {
+        self.unfit("it is part of a cluster, which may move its keys to another server")
+    }
+
     pub(crate) fn unfit(&self, reason: &'static str) -> LeaseError {
         LeaseError::misconfigured(UnfitNode {
             node: self.name().into(),
             reason,
         })
     }
+}
+
+/// Returns whether a server replied that it is part of a cluster. It does so, instead of running a
+/// script, if another server has one of the keys.
+fn is_clustered(error: &RedisError) -> bool {
+    // Redis, and Valkey before 9, reply the second text to a connection with a database other than
+    // 0.
+    let texts = ["non local key", "SELECT is not allowed in cluster mode"];
+    let has = |detail: &str| texts.iter().any(|text| detail.contains(text));
+    error.is_cluster_error() || error.detail().is_some_and(has)
 }
 
 /// Probe that is in progress. When it is dropped, the next one may begin.

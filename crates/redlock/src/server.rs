@@ -152,9 +152,16 @@ fn has_permanent_cause(detail: &str) -> bool {
         // The user lacks a right. The first text is that of Redis 7.2 and later.
         "ACL failure in script",
         "The user executing the script can't",
+        // The user may not select the database (all versions), or may not use it (Valkey 9.1).
+        "has no permissions to run",
+        "No permissions to access database",
+        // The URL contains no password (all versions).
+        "Authentication required",
         // The command was renamed, or a proxy does not support it.
         "unknown command",
         "Unknown Redis command called from script",
+        // The module that runs scripts is not loaded (Valkey 9.1).
+        "Could not find scripting engine",
         "DB index is out of range",
         // Another program has written the key.
         "wrong kind of value",

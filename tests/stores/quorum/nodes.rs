@@ -13,6 +13,7 @@ use tower_fence::{
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
+    cluster::RedisCluster,
     database::{Fresh, TestDatabase},
     eventually,
     lease::{LONG, SHORT, grant, grant_and_release, is_unavailable, messages_of, renew_for, sku},
@@ -67,9 +68,16 @@ async fn a_quorum_has_three_different_nodes_or_five() {
 async fn replaceable_server_is_refused_as_a_node() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
     let with = |third: String| [urls[0].clone(), urls[1].clone(), third];
-    let refused = connect(builder(&db), &with(shared_cluster_url())).await;
-    let said = messages_of(&refused.unwrap_err());
-    assert_contains!(said, "part of a cluster");
+    let in_cluster = async |url: String, says: &str| {
+        let refused = connect(builder(&db), &with(url)).await;
+        assert_contains!(messages_of(&refused.unwrap_err()), says);
+    };
+    in_cluster(shared_cluster_url(), "part of a cluster").await;
+    // A master of a cluster that has the slot of a key reports its replica instead.
+    for url in RedisCluster::start().await.urls() {
+        in_cluster(url.clone(), "cannot be a node of a quorum").await;
+        in_cluster(format!("{url}/3"), "part of a cluster").await;
+    }
 
     let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     // The master had no replica when it was checked.
