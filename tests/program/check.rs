@@ -6,6 +6,7 @@ use sqlx::{Connection, PgConnection, Postgres};
 
 use super::program::{Ended, HOLDER, OPERATOR, file, path, run, run_on, secret_options};
 use crate::support::{
+    cluster::RedisCluster,
     database::TestDatabase,
     etcd::EtcdCluster,
     eventually,
@@ -141,6 +142,26 @@ async fn node_of_a_quorum_that_answers_but_is_unusable_is_a_note() {
             checked.status == 78 && checked.stderr.contains("OOM")
         })
         .await;
+    }
+}
+
+/// Only one master of a cluster has the key that `/readyz` writes to.
+#[tokio::test]
+async fn master_that_refuses_writes_is_a_problem() {
+    let (db, cluster) = (Postgres::fresh(2).await, RedisCluster::start().await);
+    let url = cluster.urls().remove(0);
+    let arguments = ["check", "--redis-mode", "cluster", "--redis-url", &url];
+    run_on(&db.url, &arguments).await.is(0);
+    for tag in ["{0}", "{1}", "{212}"] {
+        let (master, _) = cluster.shard_of(tag).await;
+        let master = &cluster.nodes[master];
+        let replicas = async |number| {
+            let set = ["CONFIG", "SET", "min-replicas-to-write", number];
+            master.command(&set).await;
+        };
+        replicas("2").await;
+        run_on(&db.url, &arguments).await.is(78).says("NOREPLICAS");
+        replicas("0").await;
     }
 }
 

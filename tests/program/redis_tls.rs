@@ -110,7 +110,12 @@ async fn a_redis_alone_may_ask_for_a_certificate() {
     ];
     let trusting = |file| [&variables[..], &[("TOWER_FENCE_REDIS_CA_FILE", name(file))]].concat();
     grants(&Served::start_with(&[], &trusting(&authority)).await).await;
-    run(&["check"], &trusting(&authority)).await.is(0);
+    for scheme in ["REDISS", "valkeys"] {
+        let url = url.replace("REDISS", scheme);
+        let url = [("TOWER_FENCE_REDIS_URL", url.as_str())];
+        let variables = [&trusting(&authority)[..], &url].concat();
+        run(&["check"], &variables).await.is(0);
+    }
     refuses(
         &Served::start_with(&[], &trusting(&other)).await,
         "invalid peer certificate",

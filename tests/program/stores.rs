@@ -372,6 +372,10 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             vec!["--redis-mode", "sentinel"], vec![good, redis("redis://a rediss://b")], 78,
             "either all sentinels must use TLS, or none",
         ),
+        (
+            vec!["--redis-mode", "cluster"], vec![good, redis("redis://a redis://b/3")], 78,
+            "must not name a database other than 0",
+        ),
         (vec![], vec![good, password], 78, "set TOWER_FENCE_ETCD_URL"),
         (vec!["--redis-ca-file", "a"], vec![good, redis("")], 78, "set TOWER_FENCE_REDIS_URL"),
         (vec!["--redis-key-prefix", "a"], vec![good], 78, "set TOWER_FENCE_REDIS_URL"),

@@ -1,30 +1,36 @@
 //! Checks of the server at the first contact.
 
-use futures_util::future::BoxFuture;
+use std::ops::RangeInclusive;
+
+use futures_util::future::{BoxFuture, try_join_all};
 use redis::RedisError;
 
 use super::{script::Script, scripts::Scripts, store::RedisBackend};
 use crate::lease::{Driver, LeaseError};
 
 impl Driver<RedisBackend> {
-    /// Checks that the server accepts writes, with a write that has no effect.
+    /// Checks that the server accepts writes, with a write that has no effect. In a cluster, checks
+    /// the servers of these partitions.
     ///
     /// The check fails if the server is a replica, if its memory limit is reached, or if it refuses
-    /// writes because of its disk or its replicas. The endpoint `/readyz` of the server program
-    /// uses this check.
+    /// writes because of its disk or its replicas. The endpoint `/readyz` and the command `check`
+    /// of the server program use this check.
     ///
     /// # Errors
     ///
     /// Returns [`LeaseError::Unavailable`] with the reason, or [`LeaseError::Misconfigured`] if the
     /// server cannot be used.
     #[doc(hidden)]
-    pub async fn check_writes(&self) -> Result<(), LeaseError> {
+    pub async fn check_writes(&self, partitions: RangeInclusive<u8>) -> Result<(), LeaseError> {
         let scripts = &self.backend().scripts;
         scripts.check_once().await?;
         // The key never exists, so `SET` with `XX` writes nothing.
         let script = Script::new("redis.call('SET', KEYS[1], '', 'XX') return 1");
-        let key = format!("{}:{{0}}:readyz", scripts.key_prefix());
-        scripts.run::<i64>(&script.call(key)).await.map(drop)
+        let write = async |partition| {
+            let key = format!("{}:{{{partition}}}:readyz", scripts.key_prefix());
+            scripts.run::<i64>(&script.call(key)).await
+        };
+        try_join_all(partitions.map(write)).await.map(drop)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     certificates::{authorities, client_certificate},
     duration::positive,
     failure::{Failure, chain},
-    secrets::{ESCAPES, Secret, addresses, has_scheme, is_ambiguous, or_default, split_urls},
+    secrets::{ESCAPES, Secret, addresses, is_ambiguous, or_default, split_urls},
 };
 
 /// The kind of servers that the Redis URLs name.
@@ -308,8 +308,8 @@ impl RedisArgs {
     /// Creates a client of the server at one of the URLs.
     pub fn client(&self, url: &str) -> Result<Client, Failure> {
         // In sentinel mode, the certificates may be only for the master.
-        let certificates = self.certificates()?.filter(|_| has_scheme(url, "rediss"));
-        open(url, certificates).map_err(refused)
+        let is_secure = url.into_connection_info().is_ok_and(|info| has_tls(&info));
+        open(url, self.certificates()?.filter(|_| is_secure)).map_err(refused)
     }
 
     /// Refuses settings that have no effect in this mode.

@@ -5,7 +5,7 @@ use std::error::Error;
 use futures_util::future::join_all;
 use redis::RedisResult;
 use sqlx::Postgres;
-use tower_fence::Fence;
+use tower_fence::{Fence, lease::RedisLeases};
 
 use super::report::{Answer, Report, within};
 use crate::{
@@ -33,12 +33,23 @@ pub async fn check(args: &RedisArgs, report: &mut Report) -> bool {
     true
 }
 
+/// Reports a cluster in which a partition does not accept writes.
+///
 /// Reports each node of a quorum that replies but cannot be used: as a problem if these nodes and
 /// the nodes that do not reply are a majority, and otherwise as a note.
 pub async fn check_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
     // An invalid setting is reported by `check` and by the mounted store.
-    if let (RedisMode::Quorum, Ok(Some(urls))) = (args.redis_mode, args.urls())
-        && let urls = split_urls(urls.expose()).collect::<Vec<_>>()
+    let Ok(Some(urls)) = args.urls() else {
+        return;
+    };
+    let urls: Vec<&str> = split_urls(urls.expose()).collect();
+    if args.redis_mode == RedisMode::Cluster
+        && let Ok(leases) = args.connect_lazy(RedisLeases::builder(epochs.clone()), &urls)
+        && let Err(error) = leases.check_writes(u8::MIN..=u8::MAX).await
+    {
+        report.problem("redis", chain(&error));
+    }
+    if args.redis_mode == RedisMode::Quorum
         && let Ok(leases) = args.quorum(epochs, &urls)
     {
         let (failures, silent) = leases.backend().failures().await;
