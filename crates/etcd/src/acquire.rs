@@ -203,7 +203,7 @@ impl<'a> Acquiring<'a> {
                 lasts,
                 also: leaves,
             };
-            return self.replace(replacement).await;
+            return self.repeat(replacement).await;
         }
         let mut compare = etcd.is_unchanged(resource, &counter).to_vec();
         compare.push(written_at(&key, 0));
@@ -232,7 +232,7 @@ impl<'a> Acquiring<'a> {
             }
             Err(error) => return Err(error.into()),
         };
-        if !now.has(&stored, etcd_lease) {
+        if !now.is_written(&stored, etcd_lease) {
             return self.missed(now, etcd_lease).await;
         }
         // The key is attached to the etcd lease.
@@ -242,7 +242,7 @@ impl<'a> Acquiring<'a> {
         match confirmed.await? {
             Some(confirmed) => {
                 etcd.memory.attempts.take(&self.ask.ticket);
-                let reply = etcd.held(resource, &confirmed, lasts);
+                let reply = etcd.reply_held(resource, &confirmed, lasts);
                 Ok(Next::Reply(reply))
             }
             None => self.judge_invalid().await,
@@ -268,7 +268,7 @@ impl<'a> Acquiring<'a> {
     }
 
     /// Replaces a lease that is held under the same id.
-    async fn replace(&mut self, replacement: Replacement<'_>) -> Result<Next, LeaseError> {
+    async fn repeat(&mut self, replacement: Replacement<'_>) -> Result<Next, LeaseError> {
         // If the lease has changed, another request may be about to revoke this etcd lease. The
         // next write therefore uses a new one.
         self.unused = None;

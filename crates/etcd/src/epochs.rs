@@ -38,7 +38,7 @@ impl Etcd {
     pub(crate) async fn needs_epoch(
         &self,
         resource: &Resource,
-        mut view: CounterView,
+        mut counter_view: CounterView,
         seen: &Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let partition = partition_of(resource);
@@ -47,10 +47,10 @@ impl Etcd {
             // The driver reads the source, and repeats the step.
             return Ok(Reply::OtherSource(String::new()));
         };
-        if view.log == Log::default() {
-            view.log = self.log_after(&view.header).await?;
+        if counter_view.log == Log::default() {
+            counter_view.log = self.log_after(&counter_view.header).await?;
         }
-        let epoch = match view.judge(seen) {
+        let epoch = match counter_view.judge(seen) {
             CounterState::OtherSource(theirs) => return Ok(Reply::OtherSource(theirs)),
             CounterState::Blank(blank) => return Ok(Reply::NeedsEpoch(blank)),
             CounterState::Begun {
@@ -59,24 +59,27 @@ impl Etcd {
             CounterState::Begun { counter, .. } => counter.epoch.get(),
             CounterState::Over(epoch) => epoch,
         };
-        if view.counter.is_none()
+        if counter_view.counter.is_none()
             && let Some(theirs) = self.other_source(source).await?
         {
             return Ok(Reply::OtherSource(theirs));
         }
         let (incarnation_key, counter_key) =
             (self.keys.incarnation(), self.keys.counter(partition));
-        let mut compare = vec![match &view.incarnation {
+        let mut compare = vec![match &counter_view.incarnation {
             None => created_at(&incarnation_key, 0),
             Some(kv) => has_value(&incarnation_key, &kv.value.0),
         }];
-        let written = view.counter.as_ref().map_or(0, |kv| kv.mod_revision);
+        let written = counter_view
+            .counter
+            .as_ref()
+            .map_or(0, |kv| kv.mod_revision);
         compare.push(written_at(&counter_key, written));
         let mut writes = vec![];
-        let incarnation = match view.current_incarnation() {
+        let incarnation = match counter_view.current_incarnation() {
             Some(incarnation) => incarnation,
             None => {
-                let incarnation = self.new_incarnation(&view).await?;
+                let incarnation = self.new_incarnation(&counter_view).await?;
                 writes.push(put(&incarnation_key, &value(&incarnation), 0));
                 incarnation
             }
@@ -115,19 +118,22 @@ impl Etcd {
     }
 
     /// Returns a new incarnation of etcd. It has a lead if the length of the log is known.
-    async fn new_incarnation(&self, view: &CounterView) -> Result<StoredIncarnation, EtcdError> {
+    async fn new_incarnation(
+        &self,
+        counter_view: &CounterView,
+    ) -> Result<StoredIncarnation, EtcdError> {
         // The revision must come from the member that has reported the length of the log, because
         // another member may lag.
-        let later = match view.log == Log::default() {
+        let later = match counter_view.log == Log::default() {
             true => Log::default(),
-            false => self.log_after(&view.header).await?,
+            false => self.log_after(&counter_view.header).await?,
         };
         let lead = later
             .revision()
-            .and_then(|later| view.log.lead_reached(later));
+            .and_then(|later| counter_view.log.lead_reached(later));
         Ok(StoredIncarnation {
             id: rand::random(),
-            cluster: view.header.cluster_id,
+            cluster: counter_view.header.cluster_id,
             lead,
         })
     }

@@ -96,7 +96,7 @@ impl Etcd {
             (read(), read().kvs.into_iter().next(), read().kvs);
         let name = |key: &[u8]| key.strip_prefix(prefix.as_bytes()).map(<[u8]>::to_vec);
         let last = found.kvs.last().and_then(|kv| name(&kv.key.0));
-        let mut view = CounterView {
+        let mut counter_view = CounterView {
             header,
             incarnation,
             counter: None,
@@ -112,11 +112,11 @@ impl Etcd {
                 continue;
             };
             let key = self.keys.counter(partition_of(&resource));
-            view.counter = counters_found
+            counter_view.counter = counters_found
                 .iter()
                 .find(|kv| kv.key.0 == key.as_bytes())
                 .cloned();
-            let counter = view.valid(&counters.seen(&resource));
+            let counter = counter_view.valid(&counters.seen(&resource));
             let counts = counter.is_some_and(|counter| counter.granted(&lease));
             leases.push((resource, lease, counts));
         }

@@ -60,7 +60,7 @@ impl Etcd {
         let view = self.view(resource, Reads::default()).await?;
         let confirmed = self.confirm(view, &id, known.etcd_lease, seen).await?;
         let confirmed = confirmed.filter(|_| left > 0);
-        Ok(confirmed.map(|confirmed| self.held(resource, &confirmed, left)))
+        Ok(confirmed.map(|confirmed| self.reply_held(resource, &confirmed, left)))
     }
 
     /// Reads a lease and renews it. Returns `None` if the lease has changed in the meantime.
@@ -114,7 +114,7 @@ impl Etcd {
                 return Ok(None);
             }
             let confirmed = self.confirm(after, &id, etcd_lease, seen).await?;
-            let reply = confirmed.map(|confirmed| self.held(resource, &confirmed, lasts));
+            let reply = confirmed.map(|confirmed| self.reply_held(resource, &confirmed, lasts));
             return Ok(Some(reply.unwrap_or(Reply::Lost)));
         }
         let replacement = Replacement {

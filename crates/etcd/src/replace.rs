@@ -79,26 +79,32 @@ impl Etcd {
             after => after?,
         };
         counter.note_write(seen);
-        if !after.has(stored, etcd_lease) {
-            let is_unused = match after.is_blocked_by(etcd_lease) {
-                // If the key has a token, another renewal has changed the lease since. If not, the
-                // epoch ran out of tokens in the meantime.
-                true => after.lease.is_none(),
-                false => etcd_lease != held.etcd_lease,
-            };
-            if is_unused {
-                self.revoke_later(etcd_lease);
+        let moves = etcd_lease != held.etcd_lease;
+        if !after.is_written(stored, etcd_lease) {
+            if !after.is_blocked_by(etcd_lease) {
+                if moves {
+                    self.revoke_later(etcd_lease);
+                }
+            } else if after.lease.is_none() {
+                // The epoch ran out of tokens in the meantime, so the key has no token. The next
+                // read must not find it.
+                self.revoke_if_there(etcd_lease).await?;
+            }
+            // If the key has left the earlier etcd lease, this request may have moved it: the
+            // answer to the write may have been lost before another request moved the key again.
+            if moves && !after.is_blocked_by(held.etcd_lease) {
+                self.revoke_if_there(held.etcd_lease).await?;
             }
             return Ok(Replaced::Changed);
         }
-        if etcd_lease != held.etcd_lease {
+        if moves {
             // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
             // it on a release and report success, although the lease is still held.
             self.revoke_if_there(held.etcd_lease).await?;
         }
         let confirmed = self.confirm(after, &stored.id, etcd_lease, seen).await?;
         Ok(match confirmed {
-            Some(confirmed) => Replaced::Reply(self.held(resource, &confirmed, lasts)),
+            Some(confirmed) => Replaced::Reply(self.reply_held(resource, &confirmed, lasts)),
             None => Replaced::Invalid,
         })
     }
@@ -128,7 +134,12 @@ impl Etcd {
     }
 
     /// Records a held lease whose etcd lease lasts for `lasts` seconds, and returns the reply.
-    pub(crate) fn held(&self, resource: &Resource, confirmed: &Confirmed, lasts: u64) -> Reply {
+    pub(crate) fn reply_held(
+        &self,
+        resource: &Resource,
+        confirmed: &Confirmed,
+        lasts: u64,
+    ) -> Reply {
         let Confirmed {
             lease,
             counter,

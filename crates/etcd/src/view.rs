@@ -47,7 +47,7 @@ impl View {
 
     /// Returns whether the key has this value, with a valid token, and is attached to this etcd
     /// lease.
-    pub(crate) fn has(&self, stored: &StoredLease, etcd_lease: i64) -> bool {
+    pub(crate) fn is_written(&self, stored: &StoredLease, etcd_lease: i64) -> bool {
         let lease = self.lease.as_ref();
         lease.is_some_and(|lease| lease.etcd_lease == etcd_lease && lease.stored == *stored)
     }

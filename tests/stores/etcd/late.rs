@@ -394,32 +394,46 @@ async fn release_finds_a_lease_that_was_moved() {
     assert_eq!(cluster.leases().await, 0);
 }
 
-/// A repeated request moves the key, and the connection breaks before the answer to its write.
+/// A repeated request moves the key, and the connection breaks before the answer to its write. In the
+/// second round, a renewal moves the key once more before the request sends its write again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_finds_a_lease_whose_move_was_not_answered() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
-    let held = grant(&near, &sku(), LONG).await;
-    let is_cut = Arc::new(AtomicBool::new(false));
-    let cuts = Arc::clone(&is_cut);
-    let mut is_write = false;
-    let proxy = Proxy::judging(cluster.addr(), move |sender, message| match sender {
-        Sender::Client => {
-            is_write = contains(message, &writes(LEASE));
-            Passage::Whole
+    for is_moved_again in [false, true] {
+        let (cluster, db) = start().await;
+        let near = connect(&cluster, &db).await;
+        let held = grant(&near, &sku(), LONG).await;
+        let (is_cut, after_cut) = (Arc::new(AtomicBool::new(false)), Gate::new());
+        let (cuts, gate) = (Arc::clone(&is_cut), Arc::clone(&after_cut));
+        let mut is_write = false;
+        let proxy = Proxy::judging(cluster.addr(), move |sender, message| match sender {
+            Sender::Client if cuts.load(SeqCst) => gate.hold(),
+            Sender::Client => {
+                is_write = contains(message, &writes(LEASE));
+                Passage::Whole
+            }
+            Sender::Server if is_write && !cuts.swap(true, SeqCst) => Passage::CutAfter(0),
+            Sender::Server => Passage::Whole,
+        })
+        .await;
+        let url = format!("http://{}", proxy.addr);
+        let other = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(20));
+        let other = other.connect(&[url]).await.unwrap();
+        let repeated = Acquire::new(LONG).lease_id(held.id.clone());
+        let repeating = tokio::spawn(async move { other.acquire(&sku(), repeated).await });
+        after_cut.holds_one().await;
+        if is_moved_again {
+            let third = connect(&cluster, &db).await;
+            let longer = Renew::new(2 * LONG);
+            third.renew(&sku(), &held.id, longer).await.unwrap();
         }
-        Sender::Server if is_write && !cuts.swap(true, SeqCst) => Passage::CutAfter(0),
-        Sender::Server => Passage::Whole,
-    })
-    .await;
-    let url = format!("http://{}", proxy.addr);
-    let other = EtcdLeasesBuilder::new(db.fence()).connect(&[url]).await;
-    let repeated = Acquire::new(LONG).lease_id(held.id.clone());
-    other.unwrap().acquire(&sku(), repeated).await.unwrap();
-    assert!(is_cut.load(SeqCst));
-    near.release(&sku(), &held.id).await.unwrap();
-    assert_eq!(near.inspect(&sku()).await.unwrap(), None);
-    assert_eq!(cluster.leases().await, 0);
+        after_cut.open.send_replace(true);
+        repeating.await.unwrap().unwrap();
+        assert!(is_cut.load(SeqCst));
+        near.release(&sku(), &held.id).await.unwrap();
+        assert_eq!(near.inspect(&sku()).await.unwrap(), None);
+        // A background task may still have to revoke an unused etcd lease.
+        eventually!("all etcd leases have ended", cluster.leases().await == 0);
+    }
 }
 
 /// The lease is broken in two steps: its key is deleted, and its etcd lease is revoked.
