@@ -400,7 +400,12 @@ impl Node {
                 *token == digits(renewed.token)
                     && counted(renewed.usable, renewed.counted, [usable, epoch, n])
             }
-            (Answer::Found(key), ["found", value, ..]) => self.is_key(value, &key),
+            (Answer::Found(key), ["found", value, id, number, ticket, _, mark, ..]) => {
+                let words: Vec<&str> = value.split(':').collect();
+                let parts = [words.first(), words.get(1), words.get(2), words.get(7)];
+                self.is_key(value, &key) && parts == [id, number, ticket, mark].map(Some)
+            }
+            (Answer::None, ["found", lease @ ..]) => *lease == [""; 8],
             (Answer::Held, ["held", ..])
             | (Answer::Older, ["older", _])
             | (Answer::Lost, ["lost"])
@@ -408,7 +413,7 @@ impl Node {
             | (Answer::Refused, ["refused"])
             | (Answer::Ended, ["ended"])
             | (Answer::Begun, ["begun"])
-            | (Answer::None, ["none"] | ["found", "", ..]) => true,
+            | (Answer::None, ["none"]) => true,
             _ => false,
         };
         if !is_as {
