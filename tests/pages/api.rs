@@ -96,7 +96,7 @@ async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
             (&known["row"], &known["max_token"]),
             (&Value::Null, &json!(0))
         );
-        assert_eq!(known["lease"], Value::Null);
+        assert_eq!(known["held_lease"], Value::Null);
 
         let lock = Url::parse("http://a/locks").unwrap();
         let mut lock = lock;
@@ -125,13 +125,13 @@ async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
             known["row"]["idle_ms"].as_u64().unwrap() < 60_000,
             "{known}"
         );
-        assert_eq!(known["lease"]["token"], lease.get());
+        assert_eq!(known["held_lease"]["token"], lease.get());
         // The number before the first token of the last epoch.
         assert_eq!(
             known["granted"],
             lease.get() / 1_000_000_000 * 1_000_000_000
         );
-        assert!(known["lease"]["granted_at"].is_string(), "{known}");
+        assert!(known["held_lease"]["granted_at"].is_string(), "{known}");
     }
 }
 

@@ -339,6 +339,36 @@ fn hold_back(part: &str) -> String {
     )
 }
 
+/// During an upgrade, the look-up may be answered by a process whose version names the lease
+/// differently.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn look_up_by_another_version_is_not_shown_as_free() {
+    let example = Example::start().await;
+    example.acquire("sku-1", "worker-a", 600_000).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.run(RENAMES_THE_LEASE).await;
+        browser.fill("#fences-text", "sku-1").await;
+        browser.click("#fences-search [value='look-up']").await;
+        browser
+            .shows("#look-up-error", "different versions. Reload the page.")
+            .await;
+        assert_eq!(browser.text("#look-up-facts").await, "");
+    })
+    .await;
+}
+
+/// A script that renames the lease in the response to a look-up.
+const RENAMES_THE_LEASE: &str = "
+    const ask = window.fetch;
+    window.fetch = async (to, init) => {
+        const answer = await ask(to, init);
+        if (!String(to).includes('api/fence?')) return answer;
+        const { held_lease, ...found } = await answer.json();
+        return Response.json({ ...found, lease: { held: true, ...held_lease } });
+    };
+    return null";
+
 /// Looks up one resource, and then another one whose response arrives first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_answer_changes_nothing_about_another_resource() {

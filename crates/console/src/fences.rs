@@ -56,7 +56,7 @@ struct Known {
     partition: u8,
     floor: i64,
     granted: i64,
-    lease: Option<Held>,
+    held_lease: Option<Held>,
     /// Milliseconds since 1970.
     now_ms: u64,
 }
@@ -68,14 +68,14 @@ pub(super) async fn look_up<DB: FenceDatabase, L: LeaseAdmin>(
     let resource =
         Resource::new(resource).map_err(|error| Rejection::invalid("resource", error))?;
     let state = console.fence.state(&resource).await?;
-    let lease = console.leases.inspect(&resource).await?;
+    let held_lease = console.leases.inspect(&resource).await?;
     let known = Known {
         max_token: state.max_token(),
         row: state.row.map(Row::from),
         partition: state.partition,
         floor: state.floor,
         granted: state.granted,
-        lease,
+        held_lease,
         now_ms: now_ms(),
         resource,
     };

@@ -69,3 +69,13 @@ export const post = (path, body) =>
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
   });
+
+/** Looks up the fence of a resource, and its lease, which is null if it is not held. */
+export async function inspect(resource) {
+  const found = await get("fence", { resource });
+  // During an upgrade, the response may come from a process of another version, with other members.
+  if (found.held_lease === undefined) {
+    throw new Refused("The process and this page have different versions. Reload the page.");
+  }
+  return found;
+}

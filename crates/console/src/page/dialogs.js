@@ -1,7 +1,7 @@
 // The dialogs: the details of a resource, and the confirmations before a lease is broken or a fence
 // is reset. When a dialog closes, the browser returns the focus to the element that had it before.
 
-import { get, post } from "./api.js";
+import { inspect, post } from "./api.js";
 import { element, holder, moment, name, notice, owner, time, token } from "./words.js";
 
 const at = (id) => document.getElementById(id);
@@ -32,7 +32,7 @@ export async function lookUp(resource) {
   // A hidden button would lose the focus.
   else at("look-up-close").focus();
   try {
-    const found = await get("fence", { resource });
+    const found = await inspect(resource);
     if (mine !== asked) return;
     known = found;
     describe(found);
@@ -43,7 +43,7 @@ export async function lookUp(resource) {
 }
 
 function describe(found) {
-  const { row, lease } = found;
+  const { row, held_lease: lease } = found;
   const highest = row
     ? token(row.max_token)
     : found.floor > 0
@@ -70,7 +70,7 @@ function describe(found) {
 
 at("look-up-close").addEventListener("click", () => at("look-up").close());
 at("look-up-break").addEventListener("click", () => {
-  breakLease({ resource: known.resource, ...known.lease });
+  breakLease({ resource: known.resource, ...known.held_lease });
 });
 at("look-up-reset").addEventListener("click", async () => {
   // The lease may have been granted since the look-up.
@@ -105,7 +105,7 @@ at("break-yes").addEventListener("click", (event) => {
 // --- Reset a fence.
 
 function reset(found) {
-  const { resource, lease } = found;
+  const { resource, held_lease: lease } = found;
   at("reset-text").replaceChildren(
     element("p", {}, "After the reset, tokens for ", name(resource), " up to the one below are stale, and all higher tokens are admitted again. The highest stale token is now ", token(found.max_token), "."),
     element(

@@ -1,7 +1,7 @@
 // The events, newest first. A stale token is shown with its explanation.
 
-import { get } from "./api.js";
-import { lookUp } from "./dialogs.js";
+import { inspect } from "./api.js";
+import { inspect } from "./dialogs.js";
 import { element, holder, moment, name, owner, time, token } from "./words.js";
 
 /** The maximum number of listed events of leases, of other events, and of notes. */
@@ -215,7 +215,7 @@ function isDue() {
 
 async function tellHolder(resource, text) {
   try {
-    const found = await get("fence", { resource });
+    const found = await inspect(resource);
     text.append("At ", moment(found.now_ms), ": ", ...holder(found));
   } catch (error) {
     text.append(error.message);

@@ -76,7 +76,7 @@ export function moment(ms) {
 export const owner = (text) => (text ? name(text) : element("span", { class: "soft" }, "unnamed"));
 
 /** Describes the holder of a lease, and the time of the grant if the store records it. */
-export function holder({ lease, now_ms }) {
+export function holder({ held_lease: lease, now_ms }) {
   if (!lease) return ["The lease is not held."];
   const said = [owner(lease.owner), " holds it now, with token ", token(lease.token)];
   if (lease.granted_at === undefined) return [...said, "."];
