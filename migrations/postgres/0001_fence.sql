@@ -1026,7 +1026,7 @@ BEGIN
     PERFORM tower_fence.wait_for_disk();
     outcome := 'announced';
     was_last := false;
-    -- A renewal whose announcement is in the row already must not wait for a write in progress,
+    -- A renewal whose announcement is already in the row must not wait for a write in progress,
     -- because the holder's own transaction may have locked the row for longer than the TTL.
     IF announce.renews AND EXISTS (
         SELECT FROM tower_fence.resources AS r

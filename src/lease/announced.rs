@@ -20,9 +20,9 @@
 //!
 //! After a store has assigned a token to a lease, it returns that token to any request under the
 //! lease id, even while another request is still announcing the token. A renewal therefore
-//! announces the lease's token, unless this process has already announced that token. If the
-//! resource has this announcement already, the renewal changes nothing, and does not wait for a
-//! write in progress, which may be the holder's own.
+//! announces the lease's token, unless this process has already announced that token. If the fence
+//! already has this announcement, the renewal changes nothing, and does not wait for a write in
+//! progress, which may be the holder's own.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -21,7 +21,7 @@ pub(crate) struct Etcd {
     pub(crate) gateway: Gateway,
     pub(crate) keys: Keys,
     pub(crate) memory: Memory,
-    /// The warning that etcd does not report the length of its log, which is logged once.
+    /// Whether the warning that etcd does not report the length of its log was logged.
     pub(crate) status_warning: Once,
 }
 

@@ -65,8 +65,8 @@ impl Etcd {
             lasts,
             also,
         } = replacement;
-        // The key may move to another etcd lease. A later release must not rely on the one in
-        // memory.
+        // The key may move to another etcd lease, so a later release must not rely on the etcd
+        // lease in memory.
         let known = (resource.clone(), stored.id.clone());
         self.memory.leases.take(&known);
         let key = self.keys.lease(resource);

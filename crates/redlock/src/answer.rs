@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn read_finds_leases_and_their_attempts() {
-        // The two resources have a lease in its lock delay, and none.
+        // The first resource has a lease in its lock delay, and the second has no lease.
         let answers = words("found v #id 12 34 7 1 w -5        ");
         let Answer::Found(found) = Answer::parse(&answers).unwrap() else {
             panic!("the answer is not that of a read");

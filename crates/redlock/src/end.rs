@@ -38,11 +38,11 @@ const fn reply(is_ended: bool) -> Reply {
     }
 }
 
-/// Returns whether a release has released a lease that a majority of the nodes no longer has, or
-/// `None` if its outcome is unknown.
+/// Returns whether a release has ended a lease that a majority of the nodes no longer has, or
+/// `None` if this is unknown.
 ///
-/// `first` are the replies to the release, if it was sent, and `read` are those to the read after
-/// it. The call has released the lease if at least one node had the lease, and if a majority had it
+/// `first` contains the replies to the release, if it was sent, and `read` those to the read after
+/// it. The release has ended the lease if at least one node had the lease, and if a majority had it
 /// or may have had it. A node may have had the lease if its reply to the release or to the read is
 /// missing. If no node reports that it had the lease, but a majority may have had it, the outcome
 /// of the release is unknown.
@@ -137,7 +137,7 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), abandon).await
     }
 
-    /// Breaks the lease with this token, or without a token, every lease of the resource.
+    /// Breaks the lease with this token or, without a token, every lease of the resource.
     pub(crate) async fn break_lease(
         &self,
         resource: &Resource,

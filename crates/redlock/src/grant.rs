@@ -78,8 +78,8 @@ impl QuorumBackend {
         outcome
     }
 
-    /// Grants the lease if the attempt has taken the key on a majority of the nodes. `answers` are
-    /// the replies of the nodes, and the TTL has begun at `began`.
+    /// Grants the lease if the attempt has taken the key on a majority of the nodes. `answers`
+    /// contains the replies of the nodes, and the TTL began at `began`.
     async fn grant(
         &self,
         subject: &Subject<'_>,

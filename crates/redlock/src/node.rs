@@ -206,8 +206,8 @@ impl Node {
     }
 }
 
-/// Returns whether a server replied that it is part of a cluster. It does so, instead of running a
-/// script, if another server has one of the keys.
+/// Returns whether a server replied that it is part of a cluster. A server of a cluster replies
+/// this, instead of running a script, if another server has one of the keys.
 fn is_clustered(error: &RedisError) -> bool {
     // Redis, and Valkey before 9, reply the second text to a connection with a database other than
     // 0.

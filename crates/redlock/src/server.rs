@@ -1,4 +1,4 @@
-//! Commands to one Redis server: their connection, their timeout, and their repetition.
+//! Commands to one Redis server: connection, timeout and repetition.
 
 use std::{io, sync::Arc, time::Duration};
 

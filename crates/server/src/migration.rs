@@ -1,4 +1,4 @@
-//! The creation and the update of the fence's tables, and the fences that a database has.
+//! Creates and updates the tables of the fence, and finds the fences of a database.
 
 use std::{pin::pin, time::Duration};
 

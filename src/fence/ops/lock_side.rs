@@ -108,7 +108,7 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
             let free = self.wait_in_queues_until(&one, Instant::now()).await;
-            // A renewal whose announcement is in the row already must not wait for a write in
+            // A renewal whose announcement is already in the row must not wait for a write in
             // progress. On Postgres, the SQL function checks this, so the check is needed here only
             // if a write of this process is in progress.
             if renews && (free.is_err() || !DB::HAS_SERVER) {

@@ -1,4 +1,5 @@
-//! Decision of a pending request about a reply of the store. The decision has no side effects.
+//! Decides what a pending request does after a reply of the store. The decision has no side
+//! effects.
 
 use crate::lease::{LeaseError, backend::Reply};
 
@@ -36,7 +37,7 @@ pub(super) enum Next {
     PollLater,
 }
 
-/// Returns what the request does. `is_late` is whether its wait is over. `chosen_id` is whether the
+/// Returns what the request does. `is_late` means that its wait is over, and `chosen_id` that the
 /// caller has chosen the lease id.
 pub(super) fn decide(
     reply: &Result<Reply, LeaseError>,
@@ -45,7 +46,7 @@ pub(super) fn decide(
     chosen_id: bool,
 ) -> Next {
     let may_have_traces = match (reply, is_late, stage) {
-        // In the store, the other request has the position of a displaced one.
+        // In the store, another request now has the position of a displaced request.
         (Ok(Reply::Granted(_) | Reply::Displaced), ..) => false,
         (Ok(Reply::Again), ..) => return Next::Repeat,
         // A request that waits may still have a position.

@@ -78,8 +78,8 @@ struct State {
     turn: Option<Turn>,
     /// Whether the caller has dropped the request.
     has_left: bool,
-    /// Whether the client has then renewed the lease (`true`) or released its id in this process
-    /// (`false`).
+    /// After the caller has dropped the request: whether the client has renewed the lease (`true`)
+    /// or released its id in this process (`false`).
     claimed: Option<bool>,
 }
 

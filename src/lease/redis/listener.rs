@@ -96,7 +96,7 @@ impl RedisBackend {
                             return Ok(());
                         }
                         lock(&subscriptions.partitions).remove(&partition);
-                        // All waiters retry, although only those of this partition must.
+                        // All waiters retry, although only those of this partition have to.
                         turns.call_all();
                     }
                 }

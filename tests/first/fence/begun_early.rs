@@ -79,7 +79,8 @@ async fn early_transaction_has_the_limits_of_its_fence() {
 }
 
 /// The timer of a `transaction_timeout` starts with the transaction, before the fence sets its own
-/// timeouts. Both ways to set them are used: in the admission and, under the key, before it.
+/// timeouts. The test covers both ways to set them: in the admission and, under an idempotency key,
+/// before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timeout_of_the_database_does_not_apply_to_transactions_of_the_fence() {
     let db = Postgres::fresh(1).await;

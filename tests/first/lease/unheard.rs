@@ -63,7 +63,7 @@ async fn waiter_polls_a_few_times_per_second() {
     assert!((1..=61).contains(&lines), "{lines} lines: {log}");
 }
 
-/// A store whose lease is held, and which then notifies all requests and fails, for a while.
+/// A store whose lease is held. The store then notifies all requests, and fails for a while.
 #[derive(Default)]
 struct Failing {
     steps: AtomicU32,

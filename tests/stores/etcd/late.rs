@@ -394,7 +394,7 @@ async fn release_finds_a_lease_that_was_moved() {
     assert_eq!(cluster.leases().await, 0);
 }
 
-/// A repeated request moves the key, and the connection breaks before the answer to its write. In the
+/// A repeated request moves the key, and the connection breaks before its write is answered. In the
 /// second round, a renewal moves the key once more before the request sends its write again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_finds_a_lease_whose_move_was_not_answered() {

@@ -1,9 +1,9 @@
 -- Reads several leases.
 -- KEYS: a counter and a lease for each resource.
--- Returns 'found', and for each resource the value of its lease and parts of it: id, number and
--- ticket of the attempt, token, mark, and owner, and then the remaining time in ms. All eight are
--- '' if there is no lease. The token is '' if it was stored under another replication id, and the
--- time is below 0 during the lock delay.
+-- Returns 'found', and eight words for each resource: the value of its lease, the id, the number
+-- and the ticket of the attempt, the token, the mark and the owner in this value, and the remaining
+-- time in ms. All eight are '' if there is no lease. The token is '' if it was stored under another
+-- replication id, and the time is below 0 during the lock delay.
 local history, words = history_of(replication()), {'found'}
 for place = 2, #KEYS, 2 do
   local lease = current(KEYS[place])

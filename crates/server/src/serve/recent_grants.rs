@@ -37,7 +37,7 @@ impl RecentGrants {
         *self.failures() = None;
     }
 
-    /// Records that a grant failed, the reason, and the time that the grant took.
+    /// Records a failed grant, with the reason and the time that the grant took.
     pub fn failed(&self, reason: &(dyn Error + 'static), took: Duration) {
         self.failed_at(Instant::now(), reason, took);
     }
@@ -51,7 +51,7 @@ impl RecentGrants {
             .filter(|failures| now < failures.until + took);
         let until = now + RECENT + took;
         *failures = match recent {
-            // The resource may be busy because of the grant that has failed earlier. Such a failure
+            // The resource may be busy because of the grant that failed earlier. Such a failure
             // does not prolong the time, because a client can keep a resource busy.
             Some(recent) if is_busy(reason) => Some(Failures {
                 count: recent.count.saturating_add(1),

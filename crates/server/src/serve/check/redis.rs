@@ -38,7 +38,7 @@ pub async fn check(args: &RedisArgs, report: &mut Report) -> bool {
 /// Reports each node of a quorum that replies but cannot be used: as a problem if these nodes and
 /// the nodes that do not reply are a majority, and otherwise as a note.
 pub async fn check_nodes(args: &RedisArgs, epochs: Fence<Postgres>, report: &mut Report) {
-    // An invalid setting is reported by `check` and by the mounted store.
+    // `check` and the mounted store report an invalid setting.
     let Ok(Some(urls)) = args.urls() else {
         return;
     };
