@@ -137,7 +137,12 @@ async fn unsupported_variables_of_libpq_are_refused() {
         .await
         .is(78)
         .says("PGSSLCRL");
-    for (query, authority) in [("?sslrootcert=system", "/ca.pem"), ("", "system")] {
+    for (query, authority) in [
+        ("?sslrootcert=system", "/ca.pem"),
+        ("?sslrootcert=system", " "),
+        ("?sslrootcert=system", ""),
+        ("", "system"),
+    ] {
         let refused = migrate(query, "PGSSLROOTCERT", authority).await;
         refused.is(78).says("PGSSLROOTCERT");
     }

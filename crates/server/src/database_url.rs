@@ -1,6 +1,6 @@
 //! Database URLs, parsed like libpq.
 
-use std::{fs::File, path::Path};
+use std::{env, fs::File, path::Path};
 
 use reqwest::Url;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
@@ -172,8 +172,8 @@ fn tls_mode(
 ) -> Result<PgSslMode, Failure> {
     let of_variable = variable("PGSSLROOTCERT")?;
     // The parameter `sslrootcert=system` is not passed to sqlx, which would then use the
-    // certificate that this variable names.
-    if root_cert == Some(SYSTEM) && of_variable.is_some() {
+    // certificate that this variable names, even if the variable is empty or blank.
+    if root_cert == Some(SYSTEM) && env::var_os("PGSSLROOTCERT").is_some() {
         return Err(invalid(
             "sslrootcert=system cannot be combined with the variable PGSSLROOTCERT",
         ));

@@ -50,7 +50,7 @@ pub struct UnderWay {
     grants: Arc<RecentGrants>,
     stop: Stop,
     drain: Duration,
-    has_terminated: Arc<AtomicBool>,
+    has_ended_requests: Arc<AtomicBool>,
 }
 
 impl UnderWay {
@@ -79,7 +79,7 @@ impl UnderWay {
             grants,
             stop,
             drain: limits.drain,
-            has_terminated: Arc::default(),
+            has_ended_requests: Arc::default(),
         }
     }
 
@@ -88,7 +88,7 @@ impl UnderWay {
     /// until the number of tasks has not changed for [`CALM`]. Leases that are not released by then
     /// expire.
     pub async fn settle(&self) {
-        if !self.has_terminated.load(Relaxed) {
+        if !self.has_ended_requests.load(Relaxed) {
             return;
         }
         let tasks = Handle::current().metrics();
@@ -155,13 +155,13 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
     let response = tokio::select! {
         response = answer => {
             if matches!(response.extensions().get(), Some(Rejection::Closing)) {
-                under_way.has_terminated.store(true, Relaxed);
+                under_way.has_ended_requests.store(true, Relaxed);
             }
             response
         }
         // If a lease was granted to the dropped request, it is released.
         () = under_way.over() => {
-            under_way.has_terminated.store(true, Relaxed);
+            under_way.has_ended_requests.store(true, Relaxed);
             busy("the server is stopping")
         }
     };
