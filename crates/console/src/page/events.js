@@ -1,7 +1,7 @@
 // The events, newest first. A stale token is shown with its explanation.
 
 import { inspect } from "./api.js";
-import { inspect } from "./dialogs.js";
+import { lookUp } from "./dialogs.js";
 import { element, holder, moment, name, owner, time, token } from "./words.js";
 
 /** The maximum number of listed events of leases, of other events, and of notes. */
