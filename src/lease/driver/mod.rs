@@ -45,7 +45,8 @@ const MAX_WAITERS: usize = 10_000;
 ///
 /// 1. A waiting request retries when it is its turn. One task receives the notifications, and
 ///    reconnects if its connection is lost. If a store sends no notifications, the first waiting
-///    request of each process polls the store.
+///    request of each process polls the store. While the store is unavailable, a waiting request
+///    keeps waiting, until its timeout.
 /// 2. A dropped request leaves no traces. A step that was already sent is completed and then
 ///    undone.
 /// 3. If a second request waits under the same lease id, it displaces the first one and takes its

@@ -244,7 +244,7 @@ async fn waiter_learns_that_etcd_is_unreachable() {
     let near = connect(&cluster.urls()[0], &db).await;
     let far = connect(&format!("http://{}", proxy.addr), &db).await;
     grant(&near, &sku(), LONG).await;
-    let waiting = wait(&far, LONG).await;
+    let waiting = join(&far, Acquire::new(LONG).wait(Duration::from_secs(3))).await;
     proxy.set(Link::Cut);
     let refused = timeout(LONG / 2, waiting).await;
     is_unavailable(refused.expect("the waiter was not refused").unwrap());
