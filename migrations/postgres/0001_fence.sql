@@ -1027,12 +1027,14 @@ BEGIN
     outcome := 'announced';
     was_last := false;
     -- A renewal whose announcement is already in the row must not wait for a write in progress,
-    -- because the holder's own transaction may have locked the row for longer than the TTL.
-    IF announce.renews AND EXISTS (
-        SELECT FROM tower_fence.resources AS r
-        WHERE r.resource = announce.resource AND r.max_token < announce.token
-            AND r.announced = announce.token AND r.announced_lease = lease_hash AND r.history = here
-    ) THEN
+    -- because the holder's own transaction may have locked the row for longer than the TTL. At a
+    -- stricter isolation level, a read does not show that a later grant is announced.
+    IF announce.renews AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable')
+        AND EXISTS (
+            SELECT FROM tower_fence.resources AS r
+            WHERE r.resource = announce.resource AND r.max_token < announce.token
+                AND r.announced = announce.token AND r.announced_lease = lease_hash AND r.history = here
+        ) THEN
         RETURN;
     END IF;
     UPDATE tower_fence.resources AS r SET

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::claims::Claims;
 
+/// Maximum time that a call waits for a lock before it waits in a queue of the process instead.
+pub(super) const FIRST_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
 /// Additional time for a statement that may change many rows.
 const LONG_STATEMENT: Duration = Duration::from_secs(600);
 

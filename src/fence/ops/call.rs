@@ -15,7 +15,7 @@ use crate::{
         error::AdmitError,
         fault::{Failure, is_unprepared},
         local::QueueKey,
-        settings::millis,
+        settings::{FIRST_LOCK_TIMEOUT, millis},
         sql::On,
         tx::StandaloneStatement,
     },
@@ -82,9 +82,6 @@ fn in_steps(timeout: Duration) -> Duration {
     let steps = timeout.as_nanos().div_ceil(STEP.as_nanos());
     STEP.saturating_mul(steps.try_into().unwrap_or(u32::MAX))
 }
-
-/// Maximum time that a call waits for a lock before it waits in the queue instead.
-const FIRST_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
 
 impl Fence<Postgres> {
     /// Calls the function once: in a prepared statement if possible, otherwise with literals.

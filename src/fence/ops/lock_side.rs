@@ -11,6 +11,7 @@ use crate::{
         Fence,
         claims::Claims,
         error::AdmitError,
+        settings::{FIRST_LOCK_TIMEOUT, Limits},
         sql::{Announcement, FenceDatabase, On},
     },
     token::{Resource, Token},
@@ -107,40 +108,67 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
     ) -> AnnounceFuture<'a> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
-            let free = self.wait_in_queues_until(&one, Instant::now()).await;
             // A renewal whose announcement is already in the row must not wait for a write in
-            // progress. On Postgres, the SQL function checks this, so the check is needed here only
-            // if a write of this process is in progress.
-            if renews && (free.is_err() || !DB::HAS_SERVER) {
+            // progress. The SQL function reads the row first, so try it although a write of this
+            // process is in progress. In SQLite, a transaction would wait for any write.
+            if renews && !DB::HAS_SERVER {
                 let read = self.read(async |on| DB::is_announced(on, resource, token, lease).await);
                 // If the read fails, the announcement returns the error.
                 if let Ok(true) = read.await {
                     return Ok(());
                 }
             }
-            let _permits = match free {
+            let announce = async |limits| self.announce_once(limits, &one, lease, renews).await;
+            let _permits = match self.wait_in_queues_until(&one, Instant::now()).await {
                 Ok(permits) => permits,
-                Err(_) => self.wait_in_queues(&one).await.map_err(announce_error)?,
-            };
-            let plan = Plan::locking(self.limits, &one);
-            let announced = self.open(plan, async |transaction| {
-                let announcement = transaction
-                    .run(async |on| DB::announce(on, resource, token, lease, renews).await);
-                match announcement.await? {
-                    Announcement::Announced => Ok(Ok(())),
-                    Announcement::Superseded { highest, was_last } => {
-                        Ok(Err(match Token::new(highest + 1) {
-                            Ok(next) => AnnounceError::Superseded { next, was_last },
-                            Err(_) => AnnounceError::Exhausted { max_token: highest },
-                        }))
+                Err(_) => {
+                    if renews && DB::HAS_SERVER {
+                        let limits = Limits {
+                            lock_timeout: FIRST_LOCK_TIMEOUT,
+                            ..self.limits
+                        };
+                        match announce(limits).await {
+                            Err(AdmitError::Busy(_)) => {}
+                            announced => return announced.map_err(announce_error)?,
+                        }
                     }
-                    Announcement::Behind => Err(Halt::Behind),
+                    self.wait_in_queues(&one).await.map_err(announce_error)?
                 }
-            });
-            let (transaction, announced) = announced.await.map_err(announce_error)?;
-            announced?;
-            transaction.commit().await.map_err(announce_error)
+            };
+            announce(self.limits).await.map_err(announce_error)?
         })
+    }
+}
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Announces the grant of a claim in one transaction.
+    async fn announce_once(
+        &self,
+        limits: Limits,
+        claims: &Claims,
+        lease: &LeaseDigest,
+        renews: bool,
+    ) -> Result<Result<(), AnnounceError>, AdmitError> {
+        let (resource, token) = (&claims.first().resource, claims.first().token);
+        let announced = self.open(Plan::locking(limits, claims), async |transaction| {
+            let announcement =
+                transaction.run(async |on| DB::announce(on, resource, token, lease, renews).await);
+            match announcement.await? {
+                Announcement::Announced => Ok(Ok(())),
+                Announcement::Superseded { highest, was_last } => {
+                    Ok(Err(match Token::new(highest + 1) {
+                        Ok(next) => AnnounceError::Superseded { next, was_last },
+                        Err(_) => AnnounceError::Exhausted { max_token: highest },
+                    }))
+                }
+                Announcement::Behind => Err(Halt::Behind),
+            }
+        });
+        let (transaction, announced) = announced.await?;
+        if announced.is_ok() {
+            transaction.commit().await?;
+        }
+        Ok(announced)
     }
 }
 

@@ -95,7 +95,7 @@ async fn receive<B: Backend>(store: Arc<Store<B>>, turns: Turns) {
         let listened = store.backend.listen(&turns).await;
         if matches!(&*state.borrow(), Some(Ok(_))) {
             state.send_replace(None);
-            // Each request retries and receives its position, its grant, or an error.
+            // Each request retries.
             turns.call_all();
             sleep(SHORT_PAUSE).await;
             pause = FIRST_PAUSE;

@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     announce::LeaseDigest,
+    chain::Chain,
     events,
     lease::{
         Acquire, Backend, Lease, LeaseError, LeaseId, Owner, TooMuchChange,
@@ -171,7 +172,7 @@ impl<B: Backend> Pending<B> {
                     }
                     self.stage = Stage::Queued;
                     pause = SHORTEST_PAUSE;
-                    self.retry_when_free();
+                    self.position().retry_within(self.blocked.0);
                     self.driver.store.backend.poll_interval()
                 }
                 Next::PollFirst => {
@@ -181,18 +182,26 @@ impl<B: Backend> Pending<B> {
                     None
                 }
                 Next::PollEach => {
-                    self.retry_when_free();
+                    self.position().retry_within(self.blocked.0);
                     pause = (2 * pause).min(LONGEST_PAUSE);
                     Some(jitter(LONGEST_PAUSE))
                 }
                 Next::PollLater => {
+                    if let (Err(error), Some(suppressed)) =
+                        (&reply, self.driver.listener.failures.next())
+                    {
+                        tracing::warn!(
+                            error = Chain(error).to_string(),
+                            suppressed,
+                            "the lease store is unavailable; waiting requests retry"
+                        );
+                    }
                     let pause = jitter(PAUSE_AFTER_FAILURE);
-                    turns.retry_in(&self.resource, pause);
+                    self.position().retry_within(pause);
                     Some(pause)
                 }
             };
-            let position = self.position.as_ref().expect(HAS_POSITION);
-            match position.turn(deadline, poll_in.map(after)).await {
+            match self.position().turn(deadline, poll_in.map(after)).await {
                 Turn::Retry => {}
                 Turn::Rejoin => {
                     if self.stage == Stage::Queued {
@@ -302,11 +311,8 @@ impl<B: Backend> Pending<B> {
         Ok(())
     }
 
-    /// Makes the first request of this process retry when the resource is no longer blocked.
-    fn retry_when_free(&self) {
-        if let Some(position) = &self.position {
-            position.retry_within(self.blocked.0);
-        }
+    fn position(&self) -> &Position {
+        self.position.as_ref().expect(HAS_POSITION)
     }
 
     /// Returns whether another request of this process has displaced this one. The other request
@@ -345,15 +351,10 @@ impl<B: Backend> Pending<B> {
     /// traces.
     async fn wait_for_client(&mut self) -> bool {
         let until = after(POSITION_KEPT);
-        let lease = loop {
-            match self.run(until).await {
-                Ok(lease) => break lease,
-                Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
-                    sleep(LONGEST_PAUSE).await;
-                }
-                Err(error) => {
-                    return matches!(error, LeaseError::Held { .. }) && !self.may_have_traces;
-                }
+        let lease = match self.run(until).await {
+            Ok(lease) => lease,
+            Err(error) => {
+                return matches!(error, LeaseError::Held { .. }) && !self.may_have_traces;
             }
         };
         // Keep the lease until the client renews or releases it, the lease expires, or the time for

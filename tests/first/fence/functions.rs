@@ -1,7 +1,7 @@
 //! The fence as functions in Postgres: which calls wait for each other, and objects that could
 //! mislead them.
 
-use sqlx::{Acquire, Connection, PgConnection, Postgres};
+use sqlx::{Acquire, AssertSqlSafe, Connection, PgConnection, Postgres};
 
 use super::admission::must_wait;
 use crate::support::{
@@ -152,6 +152,36 @@ async fn above_read_committed_a_wait_ends_with_a_serialization_failure() {
         is_refused(admit(&mut reader, "sku-1", value + 1).await, "40001");
         execute(&mut reader, "ROLLBACK").await.unwrap();
     }
+}
+
+/// The snapshot of the transaction still shows the announcement that a later grant has replaced.
+#[tokio::test]
+async fn above_read_committed_a_superseded_renewal_is_not_confirmed() {
+    let db = Postgres::fresh(4).await;
+    let announce = async |conn: &mut PgConnection, token: i64, lease: &str, renews: bool| {
+        let announce = format!(
+            "SELECT outcome FROM tower_fence.announce('sku-1', {token}, '{lease}', {renews})"
+        );
+        sqlx::query_scalar::<_, String>(AssertSqlSafe(announce))
+            .fetch_one(conn)
+            .await
+    };
+    let mut conn = db.pool.acquire().await.unwrap();
+    announce(&mut conn, 5, "a", false).await.unwrap();
+    let mut renewing = db.pool.acquire().await.unwrap();
+    execute(&mut renewing, "BEGIN ISOLATION LEVEL REPEATABLE READ")
+        .await
+        .unwrap();
+    assert_eq!(max_token(&mut renewing, "sku-1").await.unwrap(), Some(4));
+    assert_eq!(
+        announce(&mut conn, 6, "b", false).await.unwrap(),
+        "announced"
+    );
+    let refused = announce(&mut renewing, 5, "a", true).await.unwrap_err();
+    assert_eq!(
+        refused.into_database_error().unwrap().code().unwrap(),
+        "40001"
+    );
 }
 
 /// A `<` operator for which every number is less than every other number, and an `=` operator for

@@ -64,23 +64,6 @@ impl Tables for Postgres {
         })
     }
 
-    async fn is_announced(
-        On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
-        lease: &LeaseDigest,
-    ) -> sqlx::Result<bool> {
-        const IS_ANNOUNCED: &str = "SELECT EXISTS (SELECT FROM tower_fence.resources \
-             WHERE resource = $1 AND max_token < $2 AND announced = $2 \
-                 AND announced_lease = pg_catalog.sha256($3) AND history = tower_fence.current_history())";
-        sqlx::query_scalar(names.sql(IS_ANNOUNCED))
-            .bind(resource.as_str())
-            .bind(token.get())
-            .bind(&lease.as_bytes()[..])
-            .fetch_one(conn)
-            .await
-    }
-
     async fn reset(
         On { conn, names }: On<'_, Self>,
         resource: &Resource,

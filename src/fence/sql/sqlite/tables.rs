@@ -150,8 +150,9 @@ impl Tables for Sqlite {
 
     async fn after_failover(On { conn, names }: On<'_, Self>) -> sqlx::Result<()> {
         // If other partitions have epochs, a partition without an epoch may have lost its epoch.
-        const MOVE_UP: &str = "INSERT INTO tower_fence.epochs (partition, epoch) \
-             SELECT partition, 500 FROM tower_fence.floors \
+        const MOVE_UP: &str = "WITH RECURSIVE all_partitions (n) AS \
+             (SELECT 0 UNION ALL SELECT n + 1 FROM all_partitions WHERE n < 255) \
+             INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 500 FROM all_partitions \
              WHERE EXISTS (SELECT 1 FROM tower_fence.epochs WHERE epoch > 0) \
              ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999)";
         const FLOORS: &str = "UPDATE tower_fence.floors AS l \
