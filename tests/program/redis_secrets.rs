@@ -44,10 +44,18 @@ pub async fn grants(server: &Served) {
 
 /// Checks that no lease is granted, and that the log has this reason.
 pub async fn refuses(server: &Served, reason: &str) {
+    refuses_with(server, (503, "store-unavailable"), reason).await;
+}
+
+/// Checks that requests for leases get this answer, and that the log has this reason.
+async fn refuses_with(server: &Served, (status, problem): (u16, &str), reason: &str) {
     // The first call may come before the sentinel has discovered its master.
     eventually("the master refuses requests", async || {
         let refused = server.post("/locks/sku-1", &json!({})).await;
-        refused.is_problem(503, "store-unavailable");
+        if refused.status == 503 && status != 503 {
+            return false;
+        }
+        refused.is_problem(status, problem);
         server.log().contains(reason)
     })
     .await;
@@ -115,8 +123,9 @@ async fn the_master_of_sentinels_may_have_secrets() {
         )
         .await;
         if user.is_empty() {
-            refuses(
+            refuses_with(
                 &serve(&db, &url, "", &more).await,
+                (500, "misconfigured"),
                 "Authentication required",
             )
             .await;
