@@ -423,16 +423,19 @@ COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
 -- each epoch that may be lost.
 --
 -- after_failover() calls this function for each row. Without settings of its own, the function can
--- be inlined. It needs no search_path, because Postgres resolves the names after RETURN when it
--- creates the function.
+-- be inlined. It needs no search_path, because its operators are qualified.
 CREATE FUNCTION tower_fence.max_token_after(
     max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
 )
-RETURNS bigint LANGUAGE sql IMMUTABLE
-RETURN CASE
-    WHEN failover_floor = 0 THEN max_token
-    ELSE greatest(failover_floor, least(greatest(max_token, announced) + 1000 * forgotten, 999999999999999))
-END;
+RETURNS bigint LANGUAGE sql IMMUTABLE AS $fence$
+    SELECT CASE
+        WHEN failover_floor OPERATOR(pg_catalog.=) 0 THEN max_token
+        ELSE greatest(failover_floor, least(
+            greatest(max_token, announced) OPERATOR(pg_catalog.+) (1000 OPERATOR(pg_catalog.*) forgotten),
+            999999999999999
+        ))
+    END
+$fence$;
 COMMENT ON FUNCTION tower_fence.max_token_after(bigint, bigint, bigint, bigint) IS
     'The max_token of a row after a failover that made all tokens up to failover_floor stale.';
 
