@@ -25,19 +25,8 @@
 //! resource.
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
-use crate::{
-    error::EtcdError,
-    etcd::Etcd,
-    messages::{Header, StatusAnswer},
-};
-
-/// Maximum number of Status calls. Each further call means that another member has responded,
-/// because an endpoint has failed in the meantime or because a load balancer distributes the calls.
-/// If three members respond at random, about one in seven hundred series of 16 calls does not reach
-/// the right member.
-const STATUS_CALLS: usize = 16;
+use crate::messages::{Header, StatusAnswer};
 
 /// Value of the key that stores the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,41 +80,6 @@ impl Log {
         };
         let upper_bound = length.saturating_sub(earlier_revision.max(revision));
         lead.is_none_or(|lead| lead > upper_bound)
-    }
-}
-
-impl Etcd {
-    /// Reads the length of the log from the member that gave the response. Returns an empty [`Log`]
-    /// if the members do not report the length to this user. Returns an error if only other members
-    /// respond, because a restore from a snapshot would not be detected without the length.
-    pub(crate) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
-        let first = self.gateway.current();
-        for n in 0..STATUS_CALLS {
-            match self.status(first + n).await {
-                Ok(status) => {
-                    if let Some(log) = Log::read(answered, &status) {
-                        return Ok(log);
-                    }
-                }
-                Err(error) if error.hides_status() => {
-                    self.status_warning.call_once(|| {
-                        tracing::warn!(
-                            error = error.to_string(),
-                            "etcd does not report the length of its log to this user, so this store cannot detect \
-                             that etcd was restored from a snapshot"
-                        );
-                    });
-                    return Ok(Log::default());
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(EtcdError::another_member())
-    }
-
-    async fn status(&self, at: usize) -> Result<StatusAnswer, EtcdError> {
-        let status = "/v3/maintenance/status";
-        self.gateway.call_from(at, status, &json!({})).await
     }
 }
 

@@ -13,7 +13,6 @@ use tower_fence::{AdmitError, Fence, FenceBuilder, lease::PostgresLeases};
 use crate::{
     database_url::options,
     failure::{Failure, chain},
-    migration::FirstMigrationArgs,
     pooler,
     secrets::Secret,
 };
@@ -56,6 +55,30 @@ pub struct DatabaseArgs {
     /// A file with that URL.
     #[arg(long, env = "TOWER_FENCE_LISTEN_URL_FILE", value_name = "FILE")]
     pub listen_url_file: Option<PathBuf>,
+}
+
+/// The option for creating the tables.
+#[derive(Args, Default)]
+#[command(next_help_heading = "Database")]
+pub struct FirstMigrationArgs {
+    /// Creates the tables even if Postgres does not show its timeline, which the fence needs to
+    /// detect a failover.
+    ///
+    /// After each promotion and each restore, you must then run `SELECT
+    /// tower_fence.after_failover()` before any client writes. Otherwise a confirmed write can be
+    /// lost. This option has no effect if the tables exist.
+    #[arg(
+        long,
+        env = "TOWER_FENCE_NO_FAILOVER_DETECTION",
+        value_parser = BoolishValueParser::new()
+    )]
+    pub no_failover_detection: bool,
+}
+
+impl FirstMigrationArgs {
+    pub fn set(&self, builder: FenceBuilder<Postgres>) -> FenceBuilder<Postgres> {
+        builder.failover_detection(!self.no_failover_detection)
+    }
 }
 
 impl DatabaseArgs {

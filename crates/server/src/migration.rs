@@ -2,36 +2,11 @@
 
 use std::{pin::pin, time::Duration};
 
-use clap::{Args, builder::BoolishValueParser};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row, migrate::MigrateError};
 use tokio::time::{sleep, timeout};
-use tower_fence::{AdmitError, Fence, FenceBuilder};
+use tower_fence::{AdmitError, Fence};
 
 use crate::{database::may_pass, failure::Failure};
-
-/// The option for creating the tables.
-#[derive(Args, Default)]
-#[command(next_help_heading = "Database")]
-pub struct FirstMigrationArgs {
-    /// Creates the tables even if Postgres does not show its timeline, which the fence needs to
-    /// detect a failover.
-    ///
-    /// After each promotion and each restore, you must then run `SELECT
-    /// tower_fence.after_failover()` before any client writes. Otherwise a confirmed write can be
-    /// lost. This option has no effect if the tables exist.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_NO_FAILOVER_DETECTION",
-        value_parser = BoolishValueParser::new()
-    )]
-    pub no_failover_detection: bool,
-}
-
-impl FirstMigrationArgs {
-    pub fn set(&self, builder: FenceBuilder<Postgres>) -> FenceBuilder<Postgres> {
-        builder.failover_detection(!self.no_failover_detection)
-    }
-}
 
 /// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);

@@ -7,10 +7,9 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
-    database::{DatabaseArgs, SchemaArgs, failed, may_pass},
+    database::{DatabaseArgs, FirstMigrationArgs, SchemaArgs, failed, may_pass},
     failure::{Failure, chain, shown},
-    logs,
-    migration::{self, FirstMigrationArgs},
+    logs, migration,
     operate::{print as print_text, resource},
 };
 

@@ -6,10 +6,9 @@ use clap::{Args, builder::BoolishValueParser};
 
 use super::{etcd::EtcdArgs, redis::RedisArgs};
 use crate::{
-    database::DatabaseArgs,
+    database::{DatabaseArgs, FirstMigrationArgs},
     duration::{duration, positive},
     logs::Format,
-    migration::FirstMigrationArgs,
 };
 
 /// Grants leases over HTTP.
