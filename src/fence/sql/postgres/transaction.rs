@@ -1,13 +1,10 @@
 //! Beginning and end of a transaction in Postgres.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
-};
+use std::{sync::LazyLock, time::Duration};
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
+    AssertSqlSafe, Column, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
     error::DatabaseError,
     postgres::{PgConnectOptions, PgRow, PgTransactionManager},
 };
@@ -31,11 +28,11 @@ impl Transactions for Postgres {
     async fn begin(conn: &mut PgConnection, limits: Limits, begin: Begin) -> sqlx::Result<()> {
         let sql = match begin {
             Begin::WithLimits | Begin::ToRead => {
-                begin_with_limits(conn.server_version_num(), limits)
+                let begin = begin_with_limits(conn.server_version_num(), limits);
+                AssertSqlSafe(format!("{LEAVE}; {begin}")).into_sql_str()
             }
-            Begin::ForAdmission => begin_for_admission(limits.transaction_pooling),
+            Begin::ForAdmission => begin_for_admission(limits.transaction_pooling).into_sql_str(),
         };
-        let sql = AssertSqlSafe(format!("{LEAVE}; {sql}")).into_sql_str();
         match PgTransactionManager::begin(conn, Some(sql.clone())).await {
             Err(error) if is_aborted(&error) => {
                 conn.execute("ROLLBACK").await?;
@@ -50,44 +47,37 @@ impl Transactions for Postgres {
         for _ in 0..PgTransactionManager::get_transaction_depth(conn) {
             PgTransactionManager::start_rollback(conn);
         }
-        let sql = format!("{LEAVE}; {CHECK_CLIENT}; ");
-        match execute_marked(conn, &sql).await {
+        let interval = match execute_marked(conn, LEAVE).await {
             Err(error) if is_aborted(&error) => {
                 conn.execute("ROLLBACK").await?;
-                execute_marked(conn, &sql).await
+                execute_marked(conn, LEAVE).await?
             }
-            outcome => outcome,
+            outcome => outcome?,
+        };
+        if interval == "0" {
+            conn.execute("SET client_connection_check_interval = 1000")
+                .await?;
         }
+        Ok(())
     }
 
     async fn finish_rollback(conn: &mut PgConnection, beginning: bool) -> sqlx::Result<()> {
         // BEGIN may have been sent although sqlx has not counted it. If the connection returned to
         // the pool now, the transaction would stay open.
-        let sql = if beginning { "ROLLBACK; " } else { "" };
-        execute_marked(conn, sql).await
+        let sql = if beginning { "ROLLBACK" } else { "" };
+        execute_marked(conn, sql).await.map(drop)
     }
 
     async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
         // Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which
         // sqlx treats as a success. The statements before COMMIT make the whole message fail
-        // instead: SELECT in an aborted transaction, and RELEASE outside of the transaction with
-        // this savepoint.
-        let mark = next_mark();
-        let commit = format!("SELECT '{mark}'; RELEASE SAVEPOINT {}; COMMIT", savepoint());
-        // The same message begins a further transaction, so that sqlx's count of nested
-        // transactions stays correct. If the next write can use that transaction, it saves a round
-        // trip. Otherwise the ROLLBACK of that transaction is sent together with the pool's own
-        // test of the connection.
-        let sql = match begin_next {
-            true => format!("{commit}; {}", begin_for_admission(false)),
-            false => format!("{commit} AND CHAIN"),
-        };
-        // The first three responses after the mark confirm SELECT, RELEASE and COMMIT.
+        // instead: SHOW in an aborted transaction, and RELEASE outside of the transaction with this
+        // savepoint. The first three responses after the mark confirm SHOW, RELEASE and COMMIT.
         let (mut is_marked, mut confirmed) = (false, 0);
-        let mut answers = conn.fetch_many(AssertSqlSafe(sql));
+        let mut answers = conn.fetch_many(commit(begin_next));
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok(Either::Right(row)) => is_marked |= shows(&row, &mark),
+                Ok(Either::Right(row)) => is_marked |= is_mark(&row),
                 Ok(Either::Left(_)) => confirmed += u32::from(is_marked),
                 // If a cancellation arrives during COMMIT, the server may report it only after
                 // COMMIT.
@@ -152,47 +142,44 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// transaction.
 const LEAVE: &str = "BEGIN; ROLLBACK";
 
-/// Statement that sets the interval at which the server checks, while a statement runs, whether the
-/// client is still connected. A statement that commits by itself cannot set this interval.
-const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
-                            WHERE current_setting('client_connection_check_interval') = '0'";
-
-/// Returns a text that no other message to a server contains.
+/// Statement whose response marks the message that contains it.
 ///
 /// sqlx assigns responses to statements by counting them, and it miscounts after a COPY that failed
 /// at its start or was dropped. From then on, each statement on the connection receives the
-/// response to an earlier one. A response with the mark of its message belongs to that message.
-fn next_mark() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{}_{}", savepoint(), NEXT.fetch_add(1, Relaxed))
+/// response to an earlier one. Handlers do not show this setting, so a response with the mark
+/// belongs to the message of the fence that waits for it.
+///
+/// The value of the setting is the interval at which the server checks, while a statement runs,
+/// whether the client is still connected. SHOW costs the server less than SELECT, which it plans.
+const MARK: &str = "SHOW client_connection_check_interval";
+
+/// Returns whether the row is the response to [`MARK`].
+fn is_mark(row: &PgRow) -> bool {
+    let first = row.columns().first();
+    first.is_some_and(|column| column.name() == "client_connection_check_interval")
 }
 
-/// Returns whether a row has this mark.
-fn shows(row: &PgRow, mark: &str) -> bool {
-    row.try_get(0).is_ok_and(|found: &str| found == mark)
-}
-
-/// Executes statements, each of which ends with a semicolon, in one message. Returns an error if
-/// the response belongs to an earlier message.
-async fn execute_marked(conn: &mut PgConnection, statements: &str) -> sqlx::Result<()> {
-    let mark = next_mark();
-    let sql = AssertSqlSafe(format!("{statements}SELECT '{mark}'"));
+/// Executes statements and [`MARK`] in one message, and returns the value of the setting. Returns
+/// an error if the response belongs to an earlier message.
+async fn execute_marked(conn: &mut PgConnection, statements: &str) -> sqlx::Result<String> {
+    let sql = AssertSqlSafe(format!("{statements}; {MARK}"));
     let rows = conn.fetch_all(sql).await?;
-    let is_marked = rows.last().is_some_and(|row| shows(row, &mark));
-    is_marked.then_some(()).ok_or_else(out_of_step)
+    let marked = rows.last().filter(|row| is_mark(row));
+    marked.ok_or_else(out_of_step)?.try_get(0)
 }
 
 /// Returns the error with which the message of COMMIT failed. `error` is the last response so far.
 /// If it belongs to an earlier statement, the response to COMMIT is one of the next responses, and
 /// the server may have executed the COMMIT.
 async fn error_of_commit(conn: &mut PgConnection, mut error: sqlx::Error) -> sqlx::Error {
-    let mark = next_mark();
+    let mark = savepoint();
     // CHAIN begins a new transaction, because sqlx still counts one, and rolls it back later.
     let sql = AssertSqlSafe(format!("ROLLBACK AND CHAIN; SELECT '{mark}'")).into_sql_str();
+    let is_marked = |row: &PgRow| row.try_get(0).is_ok_and(|found: &str| found == mark);
     for _ in 0..3 {
         error = match conn.fetch_all(sql.clone()).await {
             // The mark is in the response that follows the response to COMMIT.
-            Ok(rows) if rows.last().is_some_and(|row| shows(row, &mark)) => return error,
+            Ok(rows) if rows.last().is_some_and(is_marked) => return error,
             Ok(_) => out_of_step(),
             Err(error) => error,
         };
@@ -275,9 +262,31 @@ pub(super) use set_timeouts;
 
 /// Returns the statements that begin a transaction whose first statement is an admission, which
 /// sets the timeouts.
-fn begin_for_admission(transaction_pooling: bool) -> String {
-    let deallocate = if transaction_pooling { DEALLOCATE } else { "" };
-    format!("{BEGIN}{deallocate}; SAVEPOINT {}", savepoint())
+fn begin_for_admission(transaction_pooling: bool) -> &'static str {
+    static BEGIN_BY_POOLING: LazyLock<[String; 2]> = LazyLock::new(|| {
+        ["", DEALLOCATE].map(|deallocate| {
+            let savepoint = savepoint();
+            format!("{LEAVE}; {BEGIN}{deallocate}; SAVEPOINT {savepoint}")
+        })
+    });
+    &BEGIN_BY_POOLING[usize::from(transaction_pooling)]
+}
+
+/// Returns the statements that commit a transaction.
+///
+/// The same message begins a further transaction, so that sqlx's count of nested transactions stays
+/// correct. If the next write can use that transaction, it saves a round trip. Otherwise the
+/// ROLLBACK of that transaction is sent together with the pool's own test of the connection.
+fn commit(begin_next: bool) -> &'static str {
+    static COMMIT_BY_NEXT: LazyLock<[String; 2]> = LazyLock::new(|| {
+        let savepoint = savepoint();
+        [
+            " AND CHAIN".to_owned(),
+            format!("; {BEGIN}; SAVEPOINT {savepoint}"),
+        ]
+        .map(|next| format!("{MARK}; RELEASE SAVEPOINT {savepoint}; COMMIT{next}"))
+    });
+    &COMMIT_BY_NEXT[usize::from(begin_next)]
 }
 
 /// Statement that removes all prepared statements of the session.
