@@ -144,12 +144,18 @@ impl<B: Backend> Pending<B> {
             self.join()?;
         }
         loop {
+            let reply = self.next_reply(deadline).await;
+            // After the wait, only a conflict is retried, because another step could be as slow.
             let is_late = Instant::now() >= deadline;
-            let reply = self.next_reply(is_late, deadline).await;
             if let Ok(Reply::Held { left } | Reply::Queued { left, .. }) = reply {
                 self.blocked = (left, Instant::now());
             }
-            let poll_in = match decide(&reply, is_late, self.stage, self.chosen_id) {
+            let next = decide(&reply, is_late, self.stage, self.chosen_id);
+            if matches!(reply, Ok(Reply::Queued { .. })) {
+                // Even after the wait, because the position may be kept.
+                self.stage = Stage::Queued;
+            }
+            let poll_in = match next {
                 Next::Repeat if Instant::now() < busy_until => {
                     sleep_until(after(jitter(pause)).min(busy_until)).await;
                     pause = (2 * pause).min(LONGEST_PAUSE);
@@ -170,7 +176,6 @@ impl<B: Backend> Pending<B> {
                         // All requests of this process for the resource must join again.
                         turns.call_all_for(&self.resource);
                     }
-                    self.stage = Stage::Queued;
                     pause = SHORTEST_PAUSE;
                     self.position().retry_within(self.blocked.0);
                     self.driver.store.backend.poll_interval()
@@ -229,9 +234,9 @@ impl<B: Backend> Pending<B> {
     }
 
     /// Returns the reply to the step in progress. If no step is in progress, sends the next one.
-    async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
+    async fn next_reply(&mut self, deadline: Instant) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
-            let waits = self.waits(is_late, deadline).await?;
+            let waits = self.waits(deadline).await?;
             if self.is_displaced() {
                 // A further step would take the position back from the other request.
                 return Err(self.displaced());
@@ -260,16 +265,17 @@ impl<B: Backend> Pending<B> {
 
     /// Returns how the next step waits. If the step waits in the store's queue, first makes sure
     /// that this process is notified of the request's turn.
-    async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<Waits, LeaseError> {
+    async fn waits(&mut self, deadline: Instant) -> Result<Waits, LeaseError> {
         let queued = self.stage == Stage::Queued;
         if self.stage == Stage::New {
             return Ok(Waits::No);
         }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let is_late = left.is_zero();
         // If the client may retry, the position is kept for that retry.
         if is_late && !(self.chosen_id && queued) {
             return Ok(Waits::Leaves);
         }
-        let left = deadline.saturating_duration_since(Instant::now());
         match self.driver.listen(&self.resource).await {
             Ok(listener) => {
                 if !queued {

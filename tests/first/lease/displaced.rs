@@ -195,6 +195,8 @@ struct Late {
     holder: Arc<Mutex<Option<i64>>>,
     grants: Arc<Mutex<Option<watch::Receiver<bool>>>>,
     conflicts: Arc<Mutex<u32>>,
+    /// The duration of a step that joins the queue.
+    join_time: Duration,
 }
 
 impl Backend for Late {
@@ -216,7 +218,10 @@ impl Backend for Late {
                 let joined = false;
                 Reply::Queued { left, joined }
             }
-            Step::Acquire(_, Waits::Yes { .. }) => Reply::Queued { left, joined: true },
+            Step::Acquire(_, Waits::Yes { .. }) => {
+                sleep(self.join_time).await;
+                Reply::Queued { left, joined: true }
+            }
             Step::End(End::Abandon { ticket, .. }) => {
                 let mut holder = self.holder.lock().unwrap();
                 holder.take_if(|holder| holder == ticket);
@@ -244,6 +249,24 @@ async fn conflict_at_the_end_of_a_wait_is_retried() {
     let wait = Duration::from_secs(5);
     let request = Acquire::new(LONG).lease_id(LeaseId::random()).wait(wait);
     is_held(Driver::over(store).acquire(&sku(), request).await);
+}
+
+/// The request must not join the queue again, because it could displace a retry of its client.
+#[tokio::test(start_paused = true)]
+async fn position_is_kept_although_its_reply_is_late() {
+    const SOON: Duration = Duration::from_millis(100);
+    let (_arrives, arrived) = watch::channel(true);
+    let store = Late {
+        join_time: 2 * SOON,
+        ..Late::default()
+    };
+    *store.grants.lock().unwrap() = Some(arrived);
+    let leases = Driver::over(store.clone());
+    let request = Acquire::new(LONG).lease_id(LeaseId::random()).wait(SOON);
+    is_held(leases.acquire(&sku(), request).await);
+    sleep(SOON).await;
+    let holder = *store.holder.lock().unwrap();
+    assert!(holder.is_some(), "the request has left the queue");
 }
 
 /// The client releases its lease id while the store grants the lease to a request that the client

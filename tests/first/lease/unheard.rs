@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_fence::{
     Resource,
     lease::{
@@ -17,7 +17,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    lease::{LONG, is_held, sku},
+    lease::{LONG, is_held, is_unavailable, sku},
     log::Log,
 };
 
@@ -63,15 +63,19 @@ async fn waiter_polls_a_few_times_per_second() {
     assert!((1..=61).contains(&lines), "{lines} lines: {log}");
 }
 
-/// A store whose lease is held. The store then notifies all requests, and fails for a while.
+/// A store whose lease is held, and in which each step takes this time. The store then notifies all
+/// requests, and fails for a while.
 #[derive(Default)]
 struct Failing {
     steps: AtomicU32,
+    step_time: Duration,
 }
 
 impl Backend for Failing {
     async fn step(&self, _: &Resource, _: Step<'_>, _: Seen<'_>) -> Result<Reply, LeaseError> {
-        match self.steps.fetch_add(1, Relaxed) {
+        let number = self.steps.fetch_add(1, Relaxed);
+        sleep(self.step_time).await;
+        match number {
             2..20 => Err(LeaseError::unavailable(fmt::Error)),
             _ => Ok(Reply::Queued {
                 left: LONG,
@@ -103,4 +107,25 @@ async fn waiter_outlasts_a_failure_of_the_store() {
     is_held(leases.acquire(&sku(), Acquire::new(LONG).wait(wait)).await);
     let steps = leases.backend().steps.load(Relaxed);
     assert!((20..30).contains(&steps), "{steps} steps in {wait:?}");
+}
+
+/// The first request has its first reply only after its wait. The second request has two replies in
+/// time, and then a failure after its wait.
+#[tokio::test(start_paused = true)]
+async fn reply_after_the_wait_is_the_last() {
+    let seconds = Duration::from_secs;
+    for (wait, answered_after, is_failure) in [(1, 2, false), (5, 6, true)] {
+        let leases = Driver::over(Failing {
+            step_time: seconds(2),
+            ..Failing::default()
+        });
+        let began = Instant::now();
+        let request = Acquire::new(LONG).wait(seconds(wait));
+        let refused = leases.acquire(&sku(), request).await;
+        assert_eq!(began.elapsed().as_secs(), answered_after);
+        match is_failure {
+            true => is_unavailable(refused),
+            false => drop(is_held(refused)),
+        }
+    }
 }

@@ -22,7 +22,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, sku},
+    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
 };
 
@@ -304,7 +304,7 @@ async fn wait_ends_if_each_write_of_a_position_is_lost() {
     let resource = sku();
     let waiting = losing.leases.acquire(&resource, request);
     let refused = tokio::time::timeout(LONG / 2, waiting).await;
-    is_held(refused.expect("the wait does not end"));
+    is_unavailable(refused.expect("the wait does not end"));
     assert_eq!(losing.lost.lock().unwrap().len(), 2);
 }
 
