@@ -34,7 +34,8 @@ pub struct LeaseGuard<L: Leases> {
     held: Arc<HeldLease>,
     renewal: AbortHandle,
     release: Option<ReleaseGuard<L>>,
-    has_lock_delay: bool,
+    /// Whether the guard keeps the lease if it is dropped after a loss.
+    pub(super) has_lock_delay: bool,
 }
 
 impl<L: Leases> LeaseGuard<L> {

@@ -256,11 +256,21 @@ impl<L: Leases> Holder<L> {
         for (resource, position) in ordered {
             let left = deadline.saturating_duration_since(Instant::now());
             let holder = self.clone().wait(left);
-            let lease = self.keep_all(&leases, holder.acquire(resource)).await?;
-            leases.push((position, lease));
+            let next = async {
+                let mut lease = holder.acquire(resource).await?;
+                // Until the lease is returned, no work runs under it. If it is lost before that, no
+                // request can be in progress.
+                lease.has_lock_delay = false;
+                Ok(lease)
+            };
+            leases.push((position, self.keep_all(&leases, next).await?));
         }
         leases.sort_unstable_by_key(|(position, _)| *position);
-        Ok(leases.into_iter().map(|(_, lease)| lease).collect())
+        let returned = leases.into_iter().map(|(_, mut lease)| {
+            lease.has_lock_delay = !self.lock_delay.is_zero();
+            lease
+        });
+        Ok(returned.collect())
     }
 
     /// Waits for the next lease. Until then, reports progress for the leases that were already

@@ -497,3 +497,35 @@ async fn lock_delay_follows_a_loss() {
     lease.release().await.unwrap();
     drop(next.try_acquire("sku-2").await.unwrap().unwrap());
 }
+
+/// Until [`Holder::acquire_all`] returns a lease, no work runs under it.
+#[tokio::test(start_paused = true)]
+async fn lock_delay_follows_only_a_loss_of_a_returned_lease() {
+    let seconds = Duration::from_secs;
+    let store = MemoryLeases::new(InMemory::default());
+    let next = Holder::new(store.clone()).wait(seconds(200));
+    let _held = next.acquire("sku-2").await.unwrap();
+    let delayed = Holder::new(store)
+        .ttl(seconds(20))
+        .lock_delay(seconds(30))
+        .max_hold(seconds(1))
+        .wait(seconds(10));
+    let refused = delayed.acquire_all(&["sku-1", "sku-2"]).await;
+    assert_matches!(
+        refused.map(drop),
+        Err(AcquireError::Lease(LeaseError::Unavailable(_)))
+    );
+    let began = Instant::now();
+    drop(next.acquire("sku-1").await.unwrap());
+    assert!(
+        began.elapsed() < seconds(1),
+        "the lost lease was not released"
+    );
+
+    let leases = delayed.acquire_all(&["sku-3"]).await.unwrap();
+    leases[0].lost().await;
+    drop(leases);
+    let began = Instant::now();
+    drop(next.acquire("sku-3").await.unwrap());
+    assert!((49..=51).contains(&began.elapsed().as_secs()));
+}
