@@ -84,7 +84,9 @@ impl Etcd {
     }
 
     /// Like [`write`](Self::write), but sends the transaction only once, and returns an error if
-    /// its outcome is unknown. Also returns whether the comparisons held.
+    /// its outcome is unknown. Also returns whether the comparisons held. If they did, the view
+    /// lacks the additional data: etcd would sort the queue within the write, and so delay the
+    /// writes of all clients.
     pub(crate) async fn write_once(
         &self,
         resource: &Resource,
@@ -92,8 +94,8 @@ impl Etcd {
         compare: &[Value],
         writes: Vec<Value>,
     ) -> Result<(bool, View), EtcdError> {
+        let writes = [writes, self.operations(resource, Reads::default())].concat();
         let reads = self.operations(resource, reads);
-        let writes = [writes, reads.clone()].concat();
         let answer = self.txn_once(compare, &writes, &reads).await?;
         Ok((answer.succeeded, Self::parse(answer)))
     }

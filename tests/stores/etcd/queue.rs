@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -164,6 +164,41 @@ async fn only_the_first_waiter_sends_requests() {
     // Each waiter needs a read and a grant, and another read if two watches report the release one
     // after the other.
     assert!(asked <= 10 * 6, "{asked} transactions for 10 grants");
+}
+
+/// etcd executes the writes of all clients one after the other, so a slow write delays them all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grant_to_a_waiter_sorts_the_queue_only_after_a_conflict() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let sent = Arc::<Mutex<Vec<serde_json::Value>>>::default();
+    let seen = Arc::clone(&sent);
+    let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
+        let text = String::from_utf8_lossy(message);
+        if sender == Sender::Client
+            && text.starts_with("POST /v3/kv/txn")
+            && let Some((_, body)) = text.split_once("\r\n\r\n")
+        {
+            seen.lock().unwrap().extend(serde_json::from_str(body).ok());
+        }
+        Passage::Whole
+    })
+    .await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let first = grant(&near, &sku(), LONG).await;
+    let waiting = wait(&far, LONG).await;
+    near.release(&sku(), &first.id).await.unwrap();
+    granted(waiting).await;
+    let sent = sent.lock().unwrap();
+    let branches = sent
+        .iter()
+        .map(|sent| ["success", "failure"].map(|branch| sent[branch].to_string()));
+    // Only the transaction that grants the lease removes the position.
+    let grants: Vec<_> = branches
+        .filter(|[success, _]| success.contains("request_delete_range"))
+        .map(|branches| branches.map(|branch| branch.contains("sort_order")))
+        .collect();
+    assert_eq!(grants, [[false, true]]);
 }
 
 /// The position of a request expires while its process is cut off, and the request takes another
