@@ -1031,8 +1031,10 @@ BEGIN
     was_last := false;
     -- A renewal whose announcement is already in the row must not wait for a write in progress,
     -- because the holder's own transaction may have locked the row for longer than the TTL. At a
-    -- stricter isolation level, a read does not show that a later grant is announced.
+    -- stricter isolation level, and on a standby that lags, a read does not show that a later grant
+    -- is announced.
     IF announce.renews AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable')
+        AND NOT pg_is_in_recovery()
         AND EXISTS (
             SELECT FROM tower_fence.resources AS r
             WHERE r.resource = announce.resource AND r.max_token < announce.token
@@ -1088,8 +1090,8 @@ COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea, boolean) IS
     'Records a grant or a renewal and makes all tokens below its token stale. Returns announced, superseded (with the '
     'highest token that was used or announced, and whether this grant was the last announcement), or behind. A renewal '
     'is also superseded if the last announcement was that of another lease, or if a higher token has been used since. '
-    'A renewal that repeats the last announcement changes nothing and waits for no lock. '
-    'If the outcome is behind, call catch_up() and retry.';
+    'At READ COMMITTED, a renewal that repeats the last announcement changes nothing and waits for no lock. If the '
+    'outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

@@ -4,6 +4,7 @@
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
     lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases, Renew},
 };
 
@@ -12,7 +13,7 @@ use crate::support::{
     lease::{LONG, grant},
     postgres::PostgresServer,
     proxy::{Link, Proxy},
-    standby::{Replication, Standby, number},
+    standby::{Replication, Standby, execute, number},
 };
 
 /// Kills the primary under load, and continues with the standby. `noticed` is whether failover
@@ -190,6 +191,27 @@ async fn standby_does_not_report_a_lease_as_lost() {
         .renew(&held, &lease.id, Renew::new(LONG))
         .await
         .unwrap();
+}
+
+/// Without failover detection, the timeline that the fence records does not distinguish a standby.
+#[tokio::test]
+async fn standby_confirms_no_renewal_even_without_failover_detection() {
+    let primary = server().await;
+    let undetected = "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text \
+         LANGUAGE sql AS 'SELECT pg_catalog.text '''''";
+    execute(&primary, undetected).await;
+    let held = Resource::new("held").unwrap();
+    let (token, lease) = (Token::new(5).unwrap(), LeaseDigest::of("a"));
+    let on_primary = fence(&primary).await;
+    let grant = on_primary.announce(&held, token, &lease, false);
+    grant.await.unwrap();
+    let standby = Standby::of(&primary, Replication::Asynchronous).await;
+    let pool = PgPoolOptions::new().connect_lazy(&standby.server.url("postgres"));
+    let on_standby = Fence::new(pool.unwrap());
+    let renewal = on_standby.announce(&held, token, &lease, true).await;
+    assert_matches!(renewal, Err(AnnounceError::Unreachable(_)));
+    let renewal = on_primary.announce(&held, token, &lease, true);
+    renewal.await.unwrap();
 }
 
 /// Returns the token of the current holder.
