@@ -1301,7 +1301,8 @@ BEGIN
     PERFORM tower_fence.require_current_rows('after_failover'), tower_fence.check_calls(calls);
     -- Before this transaction locks a floor or a row, wait for the open transactions that write to
     -- resources. Such a transaction may write to further resources, and may then need to lock their
-    -- floors. All other writes wait for this lock, so lock_timeout limits the wait.
+    -- floors. The lock also conflicts with VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY. All other
+    -- writes wait for this lock, so lock_timeout limits the wait.
     LOCK TABLE tower_fence.resources IN EXCLUSIVE MODE;
     PERFORM tower_fence.wait_for_disk();
     FOR number IN 0 .. 255 LOOP
@@ -1334,9 +1335,10 @@ COMMENT ON FUNCTION tower_fence.after_failover(bigint) IS
     'database has lost, and breaks their leases. Operators call this function if the database may have lost confirmed '
     'writes without a change of its timeline, for example because a dump was restored. Call it before any client '
     'writes. With an argument, the call has the effect of this number of calls. If no partition has an epoch, the tokens '
-    'of other issuers stay valid. The call waits up to 10 s for the transactions that write to resources, and rewrites '
-    'all rows of the table resources. Other writes wait meanwhile. If the call raises 40P01 (deadlock_detected) or 55P03 '
-    '(lock_not_available), nothing was changed. In this case, retry the call.';
+    'of other issuers stay valid. The call waits up to 10 s for the transactions that write to resources, and for a '
+    'VACUUM, ANALYZE or CREATE INDEX CONCURRENTLY of that table, and rewrites all of its rows. Other writes wait '
+    'meanwhile. If the call raises 40P01 (deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this '
+    'case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

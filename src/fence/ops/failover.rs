@@ -77,8 +77,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// On Postgres, the method calls the SQL function `tower_fence.after_failover`, on which the
     /// database role needs EXECUTE. If [several calls are
     /// needed](crate::guide::failover#how-many-calls-are-needed), `SELECT
-    /// tower_fence.after_failover(3)` has the effect of three calls. The method fails after 10
-    /// minutes; from SQL, the function has no such limit.
+    /// tower_fence.after_failover(3)` has the effect of three calls. Before the update, the
+    /// function waits up to 10 s for the transactions that write to resources, and for a `VACUUM`,
+    /// `ANALYZE` or `CREATE INDEX CONCURRENTLY` of the table `resources`. If this wait is too
+    /// short, the method returns an error. The method also fails after 10 minutes; from SQL, the
+    /// function has no such limit.
     ///
     /// # Errors
     ///
