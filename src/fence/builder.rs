@@ -108,7 +108,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     }
 
     /// Sets whether connections are reused from write to write without returning to the pool.
-    /// Default: no, except for a pool that the fence opens itself ([`connect`](Self::connect)).
+    /// Default: no, except for a pool that the fence opens itself ([`connect`](Self::connect)). On
+    /// SQLite, this setting has no effect, and connections are never reused.
     ///
     /// Without reuse, each operation acquires a connection from the pool, in the task that needs
     /// it, and returns the connection afterwards. `test_before_acquire`, `before_acquire` and
@@ -128,11 +129,15 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///   another task acquires connections from the pool for them. A connection returns to the pool
     ///   after one second at the latest. If other tasks of the application may be waiting for a
     ///   connection, the fence returns one to the pool every ten milliseconds.
-    /// - On Postgres, the COMMIT of a transaction also begins the next transaction on the same
-    ///   connection. In a write, `now()` may therefore be up to five milliseconds earlier than the
-    ///   request. It is never earlier than `now()` in the previous write to the same resource,
-    ///   unless the later write waited for the row lock of the earlier one. If the response to
-    ///   COMMIT takes longer than five milliseconds, a new transaction begins.
+    /// - The COMMIT of a transaction also begins the next transaction on the same connection. In a
+    ///   write, `now()` may therefore be up to five milliseconds earlier than the request. It is
+    ///   never earlier than `now()` in the previous write to the same resource, unless the later
+    ///   write waited for the row lock of the earlier one. If the response to COMMIT takes longer
+    ///   than five milliseconds, a new transaction begins.
+    ///
+    /// Behind a pooler ([`transaction_pooling`](Self::transaction_pooling)) and on a [distributed
+    /// fence](crate::guide::citus), COMMIT begins no further transaction, and a connection returns
+    /// to the pool after each transaction.
     pub const fn reuse_connections(mut self, yes: bool) -> Self {
         self.reuse_connections = Some(yes);
         self
@@ -214,7 +219,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Opens a pool with the database's default options, such as at most 10 connections, and builds
     /// the fence over it.
     ///
-    /// Connections are reused from write to write unless
+    /// On Postgres, connections are reused from write to write unless
     /// [`reuse_connections`](Self::reuse_connections) is set to `false`.
     ///
     /// # Errors

@@ -126,9 +126,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         Self::builder().build(pool)
     }
 
-    /// Opens a pool and creates a fence over it that reuses connections from write to write
-    /// ([`reuse_connections`](FenceBuilder::reuse_connections)). This is the fastest way to write
-    /// under a token.
+    /// Opens a pool and creates a fence over it. On Postgres, the fence reuses connections from
+    /// write to write ([`reuse_connections`](FenceBuilder::reuse_connections)). This is the fastest
+    /// way to write under a token.
     ///
     /// The application can use the same pool, which [`pool`](Self::pool) returns. The pool has
     /// sqlx's default options, such as at most 10 connections. For an in-memory SQLite database,

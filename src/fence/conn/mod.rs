@@ -2,8 +2,8 @@
 //!
 //! 1. By default, each operation acquires a connection from the pool, in the task that needs it,
 //!    and returns the connection afterwards ([`direct`]). The pool's hooks run for each operation.
-//! 2. If the application has chosen reuse, connections are passed from write to write instead
-//!    ([`reuse`]).
+//! 2. On Postgres, the application can choose reuse. Then connections are passed from write to
+//!    write ([`reuse`]).
 
 mod direct;
 mod reuse;
@@ -73,11 +73,12 @@ pub(super) enum Origin {
 }
 
 impl<DB: Transactions> Connections<DB> {
-    /// Creates a source of connections over a pool.
+    /// Creates a source of connections over a pool. Reuse saves round trips to a server, which
+    /// SQLite does not have.
     pub(super) fn new(pool: Pool<DB>, reuse: bool, names: Names) -> Self {
         let direct = Arc::new(Direct::new(pool));
         Self {
-            reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
+            reuse: (reuse && DB::HAS_SERVER).then(|| Reuse::new(Arc::clone(&direct))),
             direct,
             names: Arc::new(names),
         }

@@ -23,8 +23,8 @@ pub(super) enum Phase {
     Beginning,
     /// The transaction is open, or the statement was sent and no response has arrived.
     Open,
-    /// The transaction is committed. Unlike a `Clean` connection, its connection is not passed to
-    /// the next write.
+    /// The transaction is committed, and no further one has begun. Unlike a `Clean` connection, its
+    /// connection returns to the pool, because on Postgres a rollback is queued on it.
     Committed,
     /// The connection must not be used again.
     Broken,

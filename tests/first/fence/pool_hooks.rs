@@ -1,7 +1,15 @@
 //! Pool hooks that remove the session state of one request before the next request sees it.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
 use futures_util::future::join_all;
-use sqlx::{Executor, PgConnection, PgPool, Postgres, postgres::PgPoolOptions, query_scalar};
+use sqlx::{
+    Executor, PgConnection, PgPool, Postgres, Sqlite, postgres::PgPoolOptions, query_scalar,
+    sqlite::SqlitePoolOptions,
+};
 use tower_fence::{Fence, Resource, TokenUse};
 
 use crate::support::{
@@ -138,4 +146,26 @@ async fn mistaken(fence: &Fence<Postgres>) -> usize {
     });
     let mistaken = join_all(requests).await;
     mistaken.into_iter().map(Result::unwrap).sum()
+}
+
+/// On SQLite, a connection returns to the pool after each write, so reuse would only add a queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hooks_run_for_each_write_on_sqlite() {
+    let db = Sqlite::fresh(1).await;
+    let acquired = Arc::<AtomicUsize>::default();
+    let count = acquired.clone();
+    let options = SqlitePoolOptions::new().max_connections(1);
+    let options = options.before_acquire(move |_, _| {
+        count.fetch_add(1, SeqCst);
+        Box::pin(async { Ok(true) })
+    });
+    let pool = options.connect(&db.url).await.unwrap();
+    let fence = Fence::builder().reuse_connections(true).build(pool.clone());
+    for n in 1..4 {
+        eventually!("the connection is in the pool", pool.num_idle() == 1);
+        let (resource, before) = (resource(n), acquired.load(SeqCst));
+        let tx = fence.begin(&resource, token(1), TokenUse::SingleUse);
+        tx.await.unwrap().commit().await.unwrap();
+        assert_eq!(acquired.load(SeqCst) - before, 1);
+    }
 }
