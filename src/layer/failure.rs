@@ -109,8 +109,8 @@ impl IntoResponse for WriteError {
 struct FailedHandler(ProblemType);
 
 /// Returns the response of a handler that has failed, for the layer to count.
-pub(super) fn marked(kind: ProblemType, problem: Problem) -> Response {
-    let mut response = problem.into_response();
+pub(super) fn marked(kind: ProblemType, response: impl IntoResponse) -> Response {
+    let mut response = response.into_response();
     response.extensions_mut().insert(FailedHandler(kind));
     response
 }
@@ -119,6 +119,9 @@ pub(super) fn marked(kind: ProblemType, problem: Problem) -> Response {
 /// not count the response again.
 pub(super) fn count(response: &mut Response, resource: Option<&Resource>) {
     if let Some(FailedHandler(kind)) = response.extensions_mut().remove() {
+        if let Some(refusal) = response.extensions().get::<Refusal>() {
+            return refusal.count(resource);
+        }
         metrics::refused(kind.name(), None);
         events::refused(kind.name(), resource);
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::response::{IntoResponse, Response};
 
 use super::{
-    report,
+    failure, report,
     resource::{ResourceError, Resources},
     stored::UnstorableResponse,
 };
@@ -179,12 +179,17 @@ impl Refusal {
         }
     }
 
-    /// Reports the refusal of a request for this resource, and returns the response.
+    /// Reports the layer's refusal of a request for this resource, and returns the response.
     pub(super) fn respond(self, resource: Option<&Resource>) -> Response {
-        self.log();
+        self.count(resource);
+        self.render()
+    }
+
+    /// Counts the refusal of a request for this resource.
+    pub(super) fn count(&self, resource: Option<&Resource>) {
         let problem = self.problem_type().name();
         metrics::refused(problem, self.stale().map(stale_reason));
-        match &self {
+        match self {
             Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
             // `Verification` has already reported the forged token.
             Self::Forged(_) => {}
@@ -195,6 +200,11 @@ impl Refusal {
         if matches!(self, Self::Commit(_)) {
             metrics::count_by("tower_fence_commit_failures_total", "problem", problem);
         }
+    }
+
+    /// Logs the refusal, and returns the response.
+    fn render(self) -> Response {
+        self.log();
         let mut response = Problem::from(&self).into_response();
         response.extensions_mut().insert(self);
         response
@@ -301,9 +311,11 @@ impl From<&Refusal> for Problem {
     }
 }
 
+/// Renders a refusal that a handler returns. The layer counts it if it sends the response.
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        self.respond(None)
+        let kind = self.problem_type();
+        failure::marked(kind, self.render())
     }
 }
 

@@ -128,7 +128,7 @@ pub(crate) fn captured(run: impl FnOnce()) -> String {
 }
 
 #[cfg(test)]
-fn captured_at(level: tracing::Level, run: impl FnOnce()) -> String {
+pub(super) fn captured_at(level: tracing::Level, run: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 

@@ -193,7 +193,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             }
             Err(refusal) => {
                 self.discard(&parts, body);
-                return Ok(refusal.into_response());
+                return Ok(refusal.respond(None));
             }
         };
         let resource = claims.first().resource.clone();

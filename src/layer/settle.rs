@@ -282,12 +282,14 @@ impl<DB: FenceDatabase> Drop for CloseOnDrop<'_, DB> {
 #[cfg(all(test, feature = "sqlite", feature = "metrics"))]
 mod tests {
     use axum::{Router, routing::post};
+    use http::Method;
     use metrics_exporter_prometheus::PrometheusBuilder;
     use sqlx::sqlite::SqlitePoolOptions;
+    use tokio::runtime::Builder;
     use tower::ServiceExt;
 
     use super::*;
-    use crate::{FenceLayer, PathParam, header};
+    use crate::{FenceLayer, PathParam, SqliteFencedTx, header, layer::report::captured_at};
 
     #[tokio::test]
     async fn hold_time_of_a_panicking_handler_is_recorded() {
@@ -307,6 +309,45 @@ mod tests {
         for name in ["hold", "admission"] {
             let count = format!("tower_fence_{name}_seconds_count 1");
             assert!(recorded.contains(&count), "{recorded}");
+        }
+    }
+
+    /// The layer replaces the second response, because its handler has kept the transaction.
+    #[test]
+    fn a_refusal_by_a_handler_is_counted_if_it_is_sent() {
+        let busy = || Refusal::from(AdmitError::Busy(Arc::new(sqlx::Error::PoolTimedOut)));
+        let leak = move |tx: SqliteFencedTx| async move {
+            mem::forget(tx);
+            busy()
+        };
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let respond = async || {
+            let brief = Duration::from_millis(20);
+            let fence = Fence::builder().lock_timeout(brief).pool_timeout(brief);
+            let pool = SqlitePoolOptions::new().max_connections(1);
+            let fence = fence.build(pool.connect("sqlite::memory:").await.unwrap());
+            fence.migrate().await.unwrap();
+            let app: Router = Router::new()
+                .route("/{sku}", post(leak).put(async move || busy()))
+                .route_layer(FenceLayer::new(fence, PathParam("sku")));
+            for (method, status) in [(Method::PUT, 503), (Method::POST, 500)] {
+                let request = Request::builder().method(method).uri("/sku-1");
+                let request = request.header(header::FENCING_TOKEN, "1");
+                let answer = app.clone().oneshot(request.body(Body::empty()).unwrap());
+                assert_eq!(answer.await.unwrap().status(), status);
+            }
+        };
+        let log = captured_at(tracing::Level::TRACE, || {
+            let _recording = ::metrics::set_default_local_recorder(&recorder);
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(respond());
+        });
+        let counted = recorder.handle().render();
+        for problem in ["fence-busy", "transaction-escaped"] {
+            let series = format!(r#"tower_fence_refused_total{{problem="{problem}"}} 1"#);
+            assert!(counted.contains(&series), "{counted}");
+            let event = format!(r#"event="refused" problem="{problem}" resource="sku-1""#);
+            assert_eq!(log.matches(&event).count(), 1, "{log}");
         }
     }
 }
