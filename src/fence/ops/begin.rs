@@ -219,7 +219,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let admission = match first.take() {
                 Some(admission) => admission,
                 None => {
-                    let admit = Admit::new(claim, token_use, transaction.limits);
+                    let admit = Admit::new(claim, token_use, transaction.limits());
                     let early = transaction.began_early;
                     transaction
                         .run(async |on| DB::admit(on, admit, early).await)

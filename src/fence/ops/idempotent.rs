@@ -134,7 +134,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 fingerprint: &fingerprint,
                 ttl_ms,
                 early: transaction.began_early,
-                admit: Admit::new(first, token_use, transaction.limits),
+                admit: Admit::new(first, token_use, transaction.limits()),
             };
             let reservation = transaction.reserve(async |on| DB::admit_once(on, once).await);
             match reservation.await? {

@@ -112,7 +112,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     return Ok((transaction, outcome));
                 }
                 Err(Halt::TooEarly) => {
-                    let mut limits = transaction.limits;
+                    let mut limits = transaction.limits();
                     // An idempotency key has its own timeout.
                     if limits.key_timeout.is_none() {
                         limits.lock_timeout = limits.lock_timeout.saturating_sub(began.elapsed());

@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use super::{
-    breaks_connection,
-    clean_up::{CleanUp, Phase},
-    response,
-};
+use super::session::{Phase, Session, response};
 use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
     fault::Failure,
@@ -20,10 +16,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connection for one statement that commits by itself. If this value is dropped while the
 /// statement is running, the outcome is unknown, and no connection leaks.
 pub(in crate::fence) struct StandaloneStatement<DB: Transactions> {
-    checked_out: Option<CheckedOut<DB>>,
-    connections: Connections<DB>,
-    limits: Limits,
-    phase: Phase,
+    session: Session<DB>,
 }
 
 impl<DB: Transactions> StandaloneStatement<DB> {
@@ -61,10 +54,7 @@ impl<DB: Transactions> StandaloneStatement<DB> {
             }
         }
         Ok(Self {
-            checked_out: Some(checked_out),
-            connections: connections.clone(),
-            limits,
-            phase: Phase::Clean,
+            session: Session::new(checked_out, connections, limits),
         })
     }
 
@@ -74,15 +64,12 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         mut self,
         statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let within = self.limits.write_timeout();
-        self.phase = Phase::Open;
-        let conn: &mut DB::Connection = self.checked_out.as_mut().expect(HELD);
-        let on = On::new(conn, &self.connections.names);
-        let outcome = response(within, statement(on)).await;
-        self.phase = match &outcome {
-            Err(failure) if breaks_connection(failure, &self.connections) => Phase::Broken,
-            _ => Phase::Clean,
-        };
+        let session = &mut self.session;
+        session.phase = Phase::Open;
+        let outcome = session.run(session.limits.write_timeout(), statement).await;
+        if session.phase == Phase::Open {
+            session.phase = Phase::Clean;
+        }
         outcome
     }
 }
@@ -96,21 +83,4 @@ async fn prepare_session<DB: Transactions>(
     response(within, DB::leave_transaction(checked_out)).await?;
     checked_out.is_prepared = true;
     Ok(())
-}
-
-/// Only `drop` takes the connection.
-const HELD: &str = "the connection is held until the statement is dropped";
-
-impl<DB: Transactions> Drop for StandaloneStatement<DB> {
-    fn drop(&mut self) {
-        if let Some(checked_out) = self.checked_out.take() {
-            let clean_up = CleanUp {
-                checked_out,
-                limits: self.limits,
-                phase: self.phase,
-                busy_timeout_ms: None,
-            };
-            clean_up.dispose(&self.connections);
-        }
-    }
 }
