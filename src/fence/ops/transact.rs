@@ -23,7 +23,7 @@ use crate::{
         claims::Claims,
         error::AdmitError,
         fault::{Failure, Fault},
-        local::{Permit, QueueKey},
+        local::QueueKey,
         settings::Limits,
         sql::{Begin, FenceDatabase, Names, On},
         tx::Transaction,
@@ -146,27 +146,24 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Begins a transaction when its turn to write has come.
+    /// Begins a transaction. If the database allows one writer at a time, first waits, without a
+    /// connection, until no other transaction of this process writes.
     async fn begin_in_turn(
         &self,
         limits: Limits,
         begin: Begin,
     ) -> Result<Transaction<DB>, Failure> {
-        let turn = self.turn_to_write(limits, begin).await?;
+        let turn = match DB::HAS_SERVER || begin == Begin::ToRead {
+            true => None,
+            false => {
+                let until = after(limits.lock_timeout);
+                let turn = self.queues.wait(QueueKey::Writer, until).await;
+                Some(turn.ok_or_else(Failure::in_use)?)
+            }
+        };
         let mut transaction = Transaction::begin(&self.connections, limits, begin).await?;
         transaction.turn = turn;
         Ok(transaction)
-    }
-
-    /// Waits without a connection until no other transaction of this process writes, if the
-    /// database allows one writer at a time.
-    async fn turn_to_write(&self, limits: Limits, begin: Begin) -> Result<Option<Permit>, Failure> {
-        if DB::HAS_SERVER || begin == Begin::ToRead {
-            return Ok(None);
-        }
-        let until = after(limits.lock_timeout);
-        let turn = self.queues.wait(QueueKey::Writer, until).await;
-        turn.map(Some).ok_or_else(Failure::in_use)
     }
 
     /// Runs statements of the fence in a transaction with these timeouts, and commits the
