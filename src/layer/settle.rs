@@ -102,7 +102,8 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     handler: impl Future<Output = HandlerEnd<E>>,
 ) -> Result<Response, E> {
     // The `on_begin` hook may have used part of the hold timeout.
-    let within = slot.left_of(fence.limits().hold_timeout);
+    let hold_timeout = fence.limits().hold_timeout;
+    let within = hold_timeout.saturating_sub(slot.held_since().elapsed());
     // If the client disconnects, this future is dropped, which closes the slot.
     let open = CloseOnDrop { fence, slot };
     let resource = &open.slot.claims().first().resource;
@@ -231,7 +232,7 @@ async fn end_transaction<DB: FenceDatabase>(
     };
     if let Err(raise) = fence.raise_after_loss(claims).await {
         // A COMMIT in progress may still take effect, so its outcome stays unknown.
-        if outcome == Outcome::NONE && !matches!(error, CommitError::OutcomeUnknown(_)) {
+        if outcome.status.is_none() && !matches!(error, CommitError::OutcomeUnknown(_)) {
             return Err(raise.into());
         }
         not_raised(&raise);

@@ -247,6 +247,8 @@ struct Tries {
     began: Instant,
     /// The time at which the lock timeout passes.
     until: Instant,
+    /// Whether an attempt has collided with another transaction.
+    collided: bool,
     /// The upper bound of the next pause.
     pause: Duration,
     catch_ups: usize,
@@ -258,6 +260,7 @@ impl Tries {
             limits,
             began: Instant::now(),
             until: after(limits.lock_timeout),
+            collided: false,
             pause: FIRST_PAUSE,
             catch_ups: 0,
         }
@@ -266,7 +269,7 @@ impl Tries {
     /// Returns the timeouts for the next attempt. After a collision, an attempt has only the rest
     /// of the lock timeout.
     fn limits(&self) -> Limits {
-        if self.pause == FIRST_PAUSE {
+        if !self.collided {
             return self.limits;
         }
         let lock_timeout = self
@@ -294,6 +297,7 @@ impl Tries {
             error = Chain(&failure.cause).to_string(),
             "retrying after a collision with another transaction"
         );
+        self.collided = true;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         sleep(pause).await;
         Ok(())

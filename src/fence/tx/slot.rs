@@ -7,7 +7,6 @@
 use std::{
     mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use derive_where::derive_where;
@@ -104,13 +103,8 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// Returns the rest of `hold`, which starts when the row locks are taken or, for a pending
-    /// slot, when the slot is created.
-    pub(crate) fn left_of(&self, hold: Duration) -> Duration {
-        hold.saturating_sub(self.held_since.elapsed())
-    }
-
-    /// Returns the start of the hold timeout.
+    /// Returns the start of the hold timeout: the time at which the row locks were taken or, for a
+    /// pending slot, the time at which the slot was created.
     pub(crate) const fn held_since(&self) -> Instant {
         self.held_since
     }
