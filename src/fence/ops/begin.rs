@@ -44,6 +44,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
         let one = Claims::one(resource.clone(), token);
+        self.refuse_stale(&one, token_use)?;
         self.begin_admitted(one, token_use).await
     }
 
@@ -97,6 +98,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         }
         let claims = Claims::new(claims).ok_or(AdmitError::NoResource)?;
+        self.refuse_stale(&claims, token_use)?;
         self.begin_admitted(claims, token_use).await
     }
 
@@ -156,7 +158,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Opens a transaction and admits the claims in it.
+    /// Opens a transaction and admits the claims in it. The caller has checked that the cache does
+    /// not refuse them.
     pub(crate) async fn begin_admitted(
         &self,
         claims: Claims,
@@ -191,12 +194,12 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         write_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        self.refuse_stale(&claims, write_use)?;
-        let permits = self.wait_in_queues(&claims).await?;
+        let ordered = claims.in_lock_order();
+        let permits = self.wait_in_queues(&ordered).await?;
         let plan = Plan::admitting(limits, &claims);
         let (transaction, admitted) = self
             .open(plan, async |transaction| {
-                let admitted = self.admit_all(transaction, &claims, token_use, write_use, None);
+                let admitted = self.admit_all(transaction, &ordered, token_use, write_use, None);
                 admitted.await
             })
             .await?;
@@ -204,18 +207,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(FencedTx::new(transaction, claims, permits))
     }
 
-    /// Admits claims in an open transaction, and takes one row lock after the other. A refusal
-    /// depends on `write_use`, the use of tokens by writes. `first` is the admission of the first
+    /// Admits claims, which are in the lock order, in an open transaction. A refusal depends on `write_use`, the use of tokens by writes. `first` is the admission of the first
     /// claim, if it has already been attempted.
     pub(super) async fn admit_all(
         &self,
         transaction: &mut Transaction<DB>,
-        claims: &Claims,
+        ordered: &[&Claim],
         token_use: TokenUse,
         write_use: TokenUse,
         mut first: Option<Admission>,
     ) -> Result<Result<(), StaleToken>, Halt> {
-        for claim in claims.in_lock_order() {
+        for &claim in ordered {
             let admission = match first.take() {
                 Some(admission) => admission,
                 None => {
@@ -231,7 +233,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Admission::Stale(stale) => {
                     // If a resource occurs twice, this transaction itself has raised the row, and
                     // the rollback undoes that raise. Such a refusal must not be cached.
-                    let same = claims.iter().filter(|one| one.resource == claim.resource);
+                    let same = ordered.iter().filter(|one| one.resource == claim.resource);
                     if same.count() == 1 {
                         self.stale.insert(&claim.resource, stale);
                     }
@@ -261,23 +263,25 @@ impl<DB: FenceDatabase> Fence<DB> {
         known
     }
 
-    /// Waits for the other writes of this process to the same resources, without a connection.
-    pub(super) async fn wait_in_queues(&self, claims: &Claims) -> Result<Vec<Permit>, AdmitError> {
+    /// Waits for the other writes of this process to the same resources, without a connection. The
+    /// claims are in the lock order.
+    pub(super) async fn wait_in_queues(
+        &self,
+        ordered: &[&Claim],
+    ) -> Result<Vec<Permit>, AdmitError> {
         let until = after(self.limits.lock_timeout);
-        Ok(self.wait_in_queues_until(claims, until).await?)
+        Ok(self.wait_in_queues_until(ordered, until).await?)
     }
 
     /// Waits like [`wait_in_queues`](Self::wait_in_queues), until this time at the latest.
     pub(super) async fn wait_in_queues_until(
         &self,
-        claims: &Claims,
+        ordered: &[&Claim],
         until: Instant,
     ) -> Result<Vec<Permit>, Failure> {
-        let mut ordered = claims.in_lock_order();
-        ordered.dedup_by_key(|claim| &claim.resource);
         let mut permits = Vec::with_capacity(ordered.len());
-        for claim in ordered {
-            let key = QueueKey::Resource(claim.resource.clone());
+        for same in ordered.chunk_by(|a, b| a.resource == b.resource) {
+            let key = QueueKey::Resource(same[0].resource.clone());
             let permit = self.queues.wait(key, until).await;
             permits.push(permit.ok_or_else(Failure::in_use)?);
         }

@@ -108,13 +108,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         let permit = permit.ok_or(OnceError::InFlight)?;
         // If the queue of a resource is occupied, look for the record first, because a replay does
         // not have to wait in the queue.
-        let mut permits = match self.wait_in_queues_until(&claims, Instant::now()).await {
+        let ordered = claims.in_lock_order();
+        let mut permits = match self.wait_in_queues_until(&ordered, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {
                 if let Ok(Some(record)) = self.find(&id).await {
                     return replay(record, fingerprint).map(Once::Replay);
                 }
-                self.wait_in_queues(&claims).await?
+                self.wait_in_queues(&ordered).await?
             }
         };
         permits.push(permit);
@@ -126,7 +127,6 @@ impl<DB: FenceDatabase> Fence<DB> {
         let longest = limits.locking(&claims).transaction_timeout();
         let ttl = ttl.max(longest.min(LONGEST_MINIMUM));
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
-        let first = claims.in_lock_order()[0];
         let plan = Plan::admitting(limits, &claims);
         let opened = self.open(plan, async |transaction| {
             let once = AdmitOnce {
@@ -134,7 +134,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 fingerprint: &fingerprint,
                 ttl_ms,
                 early: transaction.began_early,
-                admit: Admit::new(first, token_use, transaction.limits()),
+                admit: Admit::new(ordered[0], token_use, transaction.limits()),
             };
             let reservation = transaction.reserve(async |on| DB::admit_once(on, once).await);
             match reservation.await? {
@@ -145,7 +145,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     }));
                     let first = Some(admission);
                     let admitted =
-                        self.admit_all(transaction, &claims, token_use, token_use, first);
+                        self.admit_all(transaction, &ordered, token_use, token_use, first);
                     Ok(Ok(admitted.await?))
                 }
                 Reservation::Found(found) => Ok(Err(found)),

@@ -33,7 +33,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
         let one = Claims::one(resource.clone(), token);
         self.refuse_stale(&one, TokenUse::Reusable)?;
-        let _permits = self.wait_in_queues(&one).await?;
+        let _permits = self.wait_in_queues(&one.in_lock_order()).await?;
         match self.raise_claims(None, &one).await? {
             Some(stale) => Err(stale.into()),
             None => Ok(()),

@@ -73,7 +73,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     async fn reset_and_log(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
         let before = self.inspect(resource).await?;
         let one = Claims::one(resource.clone(), token);
-        let _permits = self.wait_in_queues(&one).await?;
+        let _permits = self.wait_in_queues(&one.in_lock_order()).await?;
         let limits = self.limits_on_workers().await?;
         let granted = self
             .in_transaction(limits, async |on| DB::reset(on, resource, token).await)

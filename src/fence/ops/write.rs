@@ -158,7 +158,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<Written<DB>, WriteError> {
         self.refuse_stale(&claims, token_use)
             .map_err(AdmitError::from)?;
-        let permits = self.wait_in_queues(&claims).await?;
+        let permits = self.wait_in_queues(&claims.in_lock_order()).await?;
         let mut limits = self.limits;
         if let [claim] = &claims[..]
             && self.can_write_single().await?
@@ -191,11 +191,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         limits: Limits,
         statement: Statement<DB>,
     ) -> Result<Written<DB>, WriteError> {
-        let presented = &claims;
-        let plan = Plan::admitting(limits, presented);
+        let ordered = &claims.in_lock_order()[..];
+        let plan = Plan::admitting(limits, &claims);
         let opened = self.open(plan, async move |transaction| {
             let mut statement = statement;
-            let admitted = self.admit_all(transaction, presented, token_use, token_use, None);
+            let admitted = self.admit_all(transaction, ordered, token_use, token_use, None);
             if let Err(stale) = admitted.await? {
                 return Ok(Err(AdmitError::from(stale).into()));
             }
