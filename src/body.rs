@@ -8,25 +8,32 @@ use std::{error::Error, iter::successors, time::Duration};
 
 use axum::body::Body;
 use bytes::Bytes;
+use http::{HeaderMap, header::EXPECT};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Collected, LengthLimitError, Limited};
+use tokio::time::timeout;
 
 use crate::problem::{Problem, ProblemType};
 
-/// Reads the whole body, including trailers. If the body is refused, part of it may remain unread.
+/// Reads the whole body, including trailers. If the body is too large, discards the rest of it.
 pub(crate) async fn read(
-    body: &mut Body,
+    headers: &HeaderMap,
+    mut body: Body,
     limit_bytes: usize,
     within: Duration,
 ) -> Result<Collected<Bytes>, BodyError> {
     let too_large = BodyError::TooLarge { limit_bytes };
     // If the declared length is above the limit, the body is refused before any byte is read.
     if body.size_hint().lower() > limit_bytes as u64 {
+        discard(headers, body, limit_bytes, within);
         return Err(too_large);
     }
-    match tokio::time::timeout(within, Limited::new(body, limit_bytes).collect()).await {
+    match timeout(within, Limited::new(&mut body, limit_bytes).collect()).await {
         Ok(Ok(collected)) => Ok(collected),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            tokio::spawn(drain(body, limit_bytes, within));
+            Err(too_large)
+        }
         Ok(Err(error)) if is_length_limit(&*error) => Err(BodyError::OuterLimit),
         Ok(Err(_)) => Err(BodyError::Malformed),
         Err(_) => Err(BodyError::TimedOut { within }),
@@ -41,9 +48,17 @@ fn is_length_limit(error: &(dyn Error + 'static)) -> bool {
 /// Maximum amount of a refused body that is read, as a multiple of the body's limit.
 const DISCARDED_LIMITS: u64 = 4;
 
-/// Reads and discards the rest of a refused body, up to four times the limit and within the
-/// timeout. If the declared length is greater than that, the body is not read.
-pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration) {
+/// Reads the body of a refused request in the background, unless the client waits for `100
+/// Continue`. Such a client has not sent its body, and need not send it.
+pub(crate) fn discard(headers: &HeaderMap, body: Body, limit_bytes: usize, within: Duration) {
+    if !body.is_end_stream() && !headers.contains_key(EXPECT) {
+        tokio::spawn(drain(body, limit_bytes, within));
+    }
+}
+
+/// Reads the rest of a refused body, up to four times the limit and within the timeout. If the
+/// declared length is greater than that, the body is not read.
+async fn drain(mut body: Body, limit_bytes: usize, within: Duration) {
     let mut left = DISCARDED_LIMITS.saturating_mul(limit_bytes as u64);
     if body.size_hint().lower() > left {
         return;
@@ -58,7 +73,7 @@ pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration
         }
     };
     // If the timeout passes, the client may not receive the response.
-    let _ = tokio::time::timeout(within, to_the_end).await;
+    let _ = timeout(within, to_the_end).await;
 }
 
 /// Error returned when a request's body was refused.
@@ -121,8 +136,7 @@ mod tests {
     }
 
     async fn read_4(body: Body) -> Result<Bytes, BodyError> {
-        let mut body = body;
-        let read = read(&mut body, 4, Duration::from_secs(60)).await;
+        let read = read(&HeaderMap::new(), body, 4, Duration::from_secs(60)).await;
         read.map(Collected::to_bytes)
     }
 

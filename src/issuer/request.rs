@@ -9,14 +9,13 @@ use axum::{
 use bytes::Bytes;
 use http::{
     HeaderMap,
-    header::{CONTENT_TYPE, EXPECT, ORIGIN},
+    header::{CONTENT_TYPE, ORIGIN},
     request::Parts,
 };
-use http_body::Body as _;
 
 use super::response::Rejection;
 use crate::{
-    body::{self, BodyError},
+    body,
     lease::LeaseId,
     token::{InvalidResource, Resource},
     wire::{LEASE_ID, read_nothing},
@@ -96,28 +95,17 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Reads the body. If the body is too large, reads the rest of it in the background. Otherwise, a
-/// client that sends its whole request before it reads the response could miss the response.
-async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
-    let is_declared = body.size_hint().lower() > BODY_LIMIT_BYTES as u64;
-    let read = body::read(&mut body, BODY_LIMIT_BYTES, BODY_TIMEOUT).await;
-    // A client that waits for `100 Continue` has not sent its body, and need not send it.
-    let is_unsent = is_declared && headers.contains_key(EXPECT);
-    if matches!(read, Err(BodyError::TooLarge { .. })) && !is_unsent {
-        tokio::spawn(body::discard(body, BODY_LIMIT_BYTES, BODY_TIMEOUT));
-    }
-    Ok(read?.to_bytes())
-}
-
 /// Reads the body of a request that takes no members. Refuses any member, because a client could
 /// otherwise assume that the member has an effect.
 pub(super) async fn no_members(headers: &HeaderMap, body: Body) -> Result<(), Rejection> {
-    Ok(read_nothing(&read(headers, body).await?)?)
+    let read = body::read(headers, body, BODY_LIMIT_BYTES, BODY_TIMEOUT).await?;
+    Ok(read_nothing(&read.to_bytes())?)
 }
 
 /// Reads the body, and checks that its content type is JSON.
 pub(super) async fn body_bytes(headers: &HeaderMap, body: Body) -> Result<Bytes, Rejection> {
-    let bytes = read(headers, body).await?;
+    let read = body::read(headers, body, BODY_LIMIT_BYTES, BODY_TIMEOUT).await?;
+    let bytes = read.to_bytes();
     refuse_foreign_pages(headers)?;
     if !bytes.trim_ascii().is_empty() && !is_json(headers) {
         return Err(Rejection::UnsupportedMediaType);

@@ -18,11 +18,10 @@ use derive_where::derive_where;
 use futures_util::future::{BoxFuture, ready};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
-    header::{CACHE_CONTROL, EXPECT, VARY},
+    header::{CACHE_CONTROL, VARY},
     request::Parts,
 };
-use http_body::Body as _;
-use http_body_util::{BodyExt, Collected, Full};
+use http_body_util::{BodyExt, Full};
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
@@ -44,7 +43,7 @@ use super::{
     verification::Verification,
 };
 use crate::{
-    body::{self, BodyError},
+    body,
     fence::{
         AdmitError, Claims, Fence, FenceDatabase, FencedTx, KeyedRequest, Once, RecordId, Slot,
         TokenUse,
@@ -275,28 +274,12 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// Reads the rest of a refused request's body in the background, so that a client that sends
     /// its whole request before it reads also gets the response.
     fn discard(&self, parts: &Parts, body: Body) {
-        // A client that waits for `100 Continue` has not sent its body, and need not send it.
-        if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
-            self.discard_sent(body);
-        }
-    }
-
-    /// Reads the rest of a body in the background, even if the client expected `100 Continue`.
-    fn discard_sent(&self, body: Body) {
-        let discarding = body::discard(body, self.body_limit_bytes, self.body_timeout);
-        tokio::spawn(discarding);
-    }
-
-    /// Reads the body. If the body is too large, discards the rest.
-    async fn read_body(&self, parts: &Parts, mut body: Body) -> Result<Collected<Bytes>, Refusal> {
-        let is_declared = body.size_hint().lower() > self.body_limit_bytes as u64;
-        let read = body::read(&mut body, self.body_limit_bytes, self.body_timeout).await;
-        match read {
-            Err(BodyError::TooLarge { .. }) if is_declared => self.discard(parts, body),
-            Err(BodyError::TooLarge { .. }) => self.discard_sent(body),
-            _ => {}
-        }
-        Ok(read?)
+        body::discard(
+            &parts.headers,
+            body,
+            self.body_limit_bytes,
+            self.body_timeout,
+        );
     }
 
     /// Runs the checks that do not need the body. If the request has an idempotency key, returns
@@ -337,7 +320,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 return Err(refusal);
             }
         };
-        let body = self.read_body(parts, body).await?;
+        let (limit_bytes, within) = (self.body_limit_bytes, self.body_timeout);
+        let body = body::read(&parts.headers, body, limit_bytes, within).await?;
         let trailers = body.trailers().cloned();
         let bytes = body.to_bytes();
         let body = whole(bytes.clone(), trailers);
@@ -451,7 +435,7 @@ where
     Ok(response)
 }
 
-/// Returns a body that was read completely. Unlike [`Collected`], its length and its end are known.
+/// Returns a body that was read completely. Unlike `Collected`, its length and its end are known.
 fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Body {
     match trailers {
         Some(trailers) => Body::new(Full::new(bytes).with_trailers(ready(Some(Ok(trailers))))),
