@@ -91,10 +91,12 @@ fn disconnecting_clients_close_no_pooled_connection() {
 #[test]
 fn writes_to_a_resource_pass_one_at_a_time() {
     holds(queue::one_at_a_time);
-    loses(
+    for mutant in [
         "queue: the first write to leave removes the queue",
-        queue::one_at_a_time,
-    );
+        "queue: a permit that was sent to a waiter that has left is lost",
+    ] {
+        loses(mutant, queue::one_at_a_time);
+    }
 }
 
 #[test]

@@ -10,12 +10,12 @@
 //! first writes of all queues therefore wait in one more queue.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::oneshot,
     time::{Instant, timeout_at},
 };
 
@@ -43,10 +43,10 @@ pub(in crate::fence) struct Queues {
     queues: Mutex<HashMap<QueueKey, Queue>>,
 }
 
-/// Queue of one key.
+/// Queue of one key, while a request has its permit.
 pub(crate) struct Queue {
-    /// The semaphore whose single permit belongs to the first request.
-    turns: Arc<Semaphore>,
+    /// The requests that wait for the permit.
+    waiters: VecDeque<oneshot::Sender<Permit>>,
     /// Whether requests are blocked. A request that joins sets this value, and a request that was
     /// not blocked at its turn clears it. Only calls to SQL functions use this value.
     is_blocked: bool,
@@ -55,9 +55,9 @@ pub(crate) struct Queue {
 /// Permission for the first request in a queue to take a connection. When this value is dropped,
 /// the next request becomes the first.
 pub(crate) struct Permit {
-    // These fields are dropped in this order: the permit is returned before the queue is removed.
-    _permit: OwnedSemaphorePermit,
-    _membership: Membership,
+    queues: Arc<Queues>,
+    /// The key of the queue, or `None` if the permit has been passed on.
+    key: Option<QueueKey>,
 }
 
 impl Queues {
@@ -69,25 +69,26 @@ impl Queues {
         key: QueueKey,
         until: Instant,
     ) -> Option<Permit> {
-        let queue = {
-            let mut queues = self.lock();
-            let queue = queues.entry(key.clone()).or_insert_with(|| Queue {
-                turns: Arc::new(Semaphore::new(1)),
-                is_blocked: true,
-            });
-            queue.is_blocked = true;
-            Arc::clone(&queue.turns)
+        let turn = match self.lock().entry(key) {
+            Entry::Vacant(vacant) => {
+                let permit = Permit::new(self, vacant.key());
+                vacant.insert(Queue {
+                    waiters: VecDeque::new(),
+                    is_blocked: true,
+                });
+                return Some(permit);
+            }
+            Entry::Occupied(mut occupied) => {
+                let queue = occupied.get_mut();
+                queue.is_blocked = true;
+                let waiters = &mut queue.waiters;
+                while waiters.pop_front_if(|waiter| waiter.is_closed()).is_some() {}
+                let (waiter, turn) = oneshot::channel();
+                waiters.push_back(waiter);
+                turn
+            }
         };
-        let membership = Membership {
-            queues: Arc::clone(self),
-            key,
-            queue: Some(Arc::clone(&queue)),
-        };
-        let permit = timeout_at(until, queue.acquire_owned()).await.ok()?.ok()?;
-        Some(Permit {
-            _permit: permit,
-            _membership: membership,
-        })
+        timeout_at(until, turn).await.ok()?.ok()
     }
 
     /// Returns whether the requests of this queue are blocked.
@@ -110,25 +111,34 @@ impl Queues {
     }
 }
 
-/// Membership in a queue, which keeps the queue in the map. When the last member of a queue leaves,
-/// the queue is removed.
-struct Membership {
-    queues: Arc<Queues>,
-    key: QueueKey,
-    /// The semaphore of the queue, until this member leaves. The references of the members show
-    /// whether the queue is still in use.
-    queue: Option<Arc<Semaphore>>,
+impl Permit {
+    fn new(queues: &Arc<Queues>, key: &QueueKey) -> Self {
+        Self {
+            queues: Arc::clone(queues),
+            key: Some(key.clone()),
+        }
+    }
 }
 
-impl Drop for Membership {
+/// Passes the permit to the first waiter that has not left. If there is none, removes the queue.
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut queues = self.queues.lock();
-        self.queue = None;
-        if queues
-            .get(&self.key)
-            .is_some_and(|queue| Arc::strong_count(&queue.turns) == 1)
-        {
-            queues.remove(&self.key);
+        while let Some(key) = self.key.take() {
+            let mut queues = self.queues.lock();
+            let Entry::Occupied(mut queue) = queues.entry(key) else {
+                return;
+            };
+            let first = queue.get_mut().waiters.pop_front();
+            let Some(waiter) = first else {
+                queue.remove();
+                return;
+            };
+            let next = Self::new(&self.queues, queue.key());
+            // Release the lock first, because `send` wakes the waiter.
+            drop(queues);
+            if let Err(mut unsent) = waiter.send(next) {
+                self.key = unsent.key.take();
+            }
         }
     }
 }

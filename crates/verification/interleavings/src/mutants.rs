@@ -117,8 +117,14 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "queue: the first write to leave removes the queue",
         file: "fence/local/queue.rs",
-        code: "Arc::strong_count(&queue.turns) == 1",
-        broken: "true",
+        code: "queue.get_mut().waiters.pop_front()",
+        broken: "None",
+    },
+    Mutant {
+        name: "queue: a permit that was sent to a waiter that has left is lost",
+        file: "fence/local/queue.rs",
+        code: "self.key = unsent.key.take();",
+        broken: "unsent.key = None;",
     },
     Mutant {
         name: "memory: the lease is granted without a notification",
