@@ -169,7 +169,8 @@ struct Acquisition<DB: Transactions> {
     queued: bool,
     /// Whether the pool's future has been polled.
     polled_before: bool,
-    waker: Arc<QueueWaker>,
+    /// The waker of the pool's future, if the acquisition started in the queue.
+    waker: Option<Arc<QueueWaker>>,
 }
 
 /// Waker that wakes the waiting task and records the wake-up. The pool wakes a queued acquisition
@@ -202,7 +203,7 @@ impl<DB: Transactions> Acquisition<DB> {
             rest: Some(Box::pin(rest)),
             queued,
             polled_before: false,
-            waker: Arc::default(),
+            waker: queued.then(Arc::default),
         }
     }
 }
@@ -211,8 +212,10 @@ impl<DB: Transactions> Future for Acquisition<DB> {
     type Output = sqlx::Result<PoolConnection<DB>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.waker.task.register(context.waker());
-        let is_woken = self.waker.is_woken.swap(false, SeqCst);
+        let is_woken = self.waker.as_ref().is_some_and(|waker| {
+            waker.task.register(context.waker());
+            waker.is_woken.swap(false, SeqCst)
+        });
         if self.queued && self.polled_before && !is_woken {
             // The pool may grant the permit before it wakes this task. If a timeout polls this
             // future in between, do not poll the pool. If the pool's future took the permit in that
@@ -220,11 +223,12 @@ impl<DB: Transactions> Future for Acquisition<DB> {
             return Poll::Pending;
         }
         self.polled_before = true;
-        let waker = Waker::from(Arc::clone(&self.waker));
+        let waker = self.waker.clone().map(Waker::from);
+        let waker = waker.as_ref().unwrap_or(context.waker());
         let Some(rest) = &mut self.rest else {
             return Poll::Pending;
         };
-        let polled = rest.as_mut().poll(&mut Context::from_waker(&waker));
+        let polled = rest.as_mut().poll(&mut Context::from_waker(waker));
         match polled {
             Poll::Ready(_) => self.rest = None,
             Poll::Pending => self.queued &= !is_woken,
@@ -238,7 +242,8 @@ impl<DB: Transactions> Drop for Acquisition<DB> {
         let Some(rest) = self.rest.take() else {
             return;
         };
-        if self.queued && !self.waker.is_woken.load(SeqCst) {
+        let is_woken = |waker: &Arc<QueueWaker>| waker.is_woken.load(SeqCst);
+        if self.queued && !self.waker.as_ref().is_some_and(is_woken) {
             return;
         }
         // If there is no runtime, `rest` is dropped, which closes the connection.

@@ -50,7 +50,7 @@ pub(super) struct Connections<DB: Transactions> {
 /// dropped in the runtime in which it was checked out.
 pub(super) struct CheckedOut<DB: Transactions> {
     conn: Option<PoolConnection<DB>>,
-    runtime: Option<Handle>,
+    runtime: Handle,
     pub(super) origin: Origin,
     /// When the process sent the BEGIN of the early transaction on the connection. Only reused
     /// connections have an early transaction.
@@ -133,7 +133,7 @@ impl<DB: Transactions> CheckedOut<DB> {
     fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
         Self {
             conn: Some(conn),
-            runtime: Handle::try_current().ok(),
+            runtime: Handle::current(),
             origin,
             early: None,
             is_prepared: false,
@@ -149,9 +149,9 @@ impl<DB: Transactions> CheckedOut<DB> {
     }
 
     /// Returns the current runtime or, outside of any runtime, the runtime in which the connection
-    /// was checked out. Without a runtime, no connection is checked out.
-    pub(super) fn runtime(&self) -> Option<Handle> {
-        Handle::try_current().ok().or_else(|| self.runtime.clone())
+    /// was checked out.
+    pub(super) fn runtime(&self) -> Handle {
+        Handle::try_current().unwrap_or_else(|_| self.runtime.clone())
     }
 }
 
@@ -175,8 +175,8 @@ impl<DB: Transactions> DerefMut for CheckedOut<DB> {
 impl<DB: Transactions> Drop for CheckedOut<DB> {
     fn drop(&mut self) {
         self.end_early_transaction();
-        let runtime = self.runtime();
-        let _entered = runtime.as_ref().map(Handle::enter);
+        let is_outside = Handle::try_current().is_err();
+        let _entered = is_outside.then(|| self.runtime.enter());
         drop(self.conn.take());
     }
 }

@@ -137,12 +137,11 @@ impl<DB: Transactions> Drop for Session<DB> {
             Phase::Committed => {}
             Phase::Broken => checked_out.close_on_drop(),
             Phase::Beginning | Phase::Open => {
-                if let Some(runtime) = checked_out.runtime() {
-                    // BEGIN may have been sent although sqlx has not counted it.
-                    let beginning = self.phase == Phase::Beginning;
-                    let (limits, ms) = (self.limits, self.busy_timeout_ms);
-                    runtime.spawn(clean_up(checked_out, limits, beginning, ms));
-                }
+                // BEGIN may have been sent although sqlx has not counted it.
+                let beginning = self.phase == Phase::Beginning;
+                let (limits, ms) = (self.limits, self.busy_timeout_ms);
+                let runtime = checked_out.runtime();
+                runtime.spawn(clean_up(checked_out, limits, beginning, ms));
             }
         }
     }

@@ -23,7 +23,9 @@ impl<DB: Transactions> Acquirer<DB> {
     async fn run(mut self) {
         while let Some(shared) = &self.0 {
             match shared.acquire().await {
-                Some(Ok(conn)) => shared.pass_on(CheckedOut::new(conn, Origin::Tested)),
+                Some(Ok(conn)) => {
+                    shared.pass_on(shared.lock(), CheckedOut::new(conn, Origin::Tested));
+                }
                 // Each waiter has its own timeout.
                 None | Some(Err(sqlx::Error::PoolTimedOut)) => {}
                 Some(Err(error)) => {
@@ -77,7 +79,7 @@ impl<DB: Transactions> Reuse<DB> {
             // returned.
             let waits = self.lock().has_waiters();
             match waits.then(|| pool.try_acquire()).flatten() {
-                Some(conn) => self.pass_on(CheckedOut::new(conn, Origin::Idle)),
+                Some(conn) => self.pass_on(self.lock(), CheckedOut::new(conn, Origin::Idle)),
                 None if waits => wanted = Instant::now(),
                 None if wanted.elapsed() > ORPHAN_LIFETIME || pool.is_closed() => return None,
                 None => {}

@@ -111,9 +111,11 @@ impl<DB: Transactions> Reuse<DB> {
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.direct.pool.is_closed()
             && tokio::runtime::Handle::try_current().is_ok()
-            && !self.must_share(&mut self.lock())
         {
-            self.pass_on(checked_out);
+            let mut state = self.lock();
+            if !self.must_share(&mut state) {
+                self.pass_on(state, checked_out);
+            }
         }
     }
 
@@ -153,8 +155,11 @@ impl<DB: Transactions> Reuse<DB> {
     }
 
     /// Passes a connection to the first waiter, or keeps it.
-    fn pass_on(self: &Arc<Self>, mut checked_out: CheckedOut<DB>) {
-        let mut state = self.lock();
+    fn pass_on(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State<DB>>,
+        mut checked_out: CheckedOut<DB>,
+    ) {
         while let Some(waiter) = state.queue.pop_front() {
             match waiter.send(Ok(checked_out)) {
                 Ok(()) => return,
