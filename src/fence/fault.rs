@@ -1,7 +1,7 @@
 //! Classification of the database's errors.
 //!
-//! Each error is classified once, in this module. All other code uses the classification and does
-//! not inspect the error itself.
+//! Each error is classified once, in this module. Other code uses the classification. It inspects
+//! the error itself only if one statement needs a finer distinction.
 
 use std::{
     borrow::Cow,
