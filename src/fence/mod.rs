@@ -83,9 +83,9 @@ pub use self::{
 pub(crate) use self::{
     claims::Claims,
     fault::Fault,
-    ops::{KeyedRequest, Once, OnceError, Written, typed},
-    sql::{RecordId, Statement, StoredResponse, TransactionId},
-    tx::{Contents, Place, Slot},
+    ops::{KeyedRequest, Once, OnceError, typed},
+    sql::{RecordId, Statement, StoredResponse},
+    tx::{Contents, Place, Slot, Written},
 };
 use self::{
     conn::Connections,

@@ -22,7 +22,7 @@ use axum::{
 };
 use futures_util::FutureExt;
 use http::Request;
-use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
+use tokio::time::timeout;
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -37,7 +37,7 @@ use crate::{
     chain::Chain,
     fence::{
         AdmitError, Claims, CommitError, Contents, Fence, FenceDatabase, Place, Slot,
-        StoredResponse, TransactionId,
+        StoredResponse,
     },
 };
 
@@ -194,7 +194,7 @@ async fn end_transaction<DB: FenceDatabase>(
         permits: _permits,
     } = closed;
     if matches!(place, Place::Lent | Place::Closed)
-        && let Some(terminating) = terminate(fence, id)
+        && let Some(terminating) = fence.terminate(id)
     {
         let _ = terminating.await;
     }
@@ -253,17 +253,6 @@ fn unknown(why: &str) -> CommitError {
     CommitError::OutcomeUnknown(Arc::new(sqlx::Error::Protocol(why.into())))
 }
 
-/// Terminates, in a task of its own, a transaction that a task of the handler still has. The
-/// request may be dropped in the meantime.
-fn terminate<DB: FenceDatabase>(
-    fence: &Fence<DB>,
-    id: Option<TransactionId>,
-) -> Option<JoinHandle<()>> {
-    let runtime = Handle::try_current().ok()?;
-    let (fence, id) = (fence.clone(), id?);
-    Some(runtime.spawn(async move { fence.terminate(id).await }.in_current_span()))
-}
-
 /// Closes the slot on drop, so that a leaked `FencedTx` cannot commit, and terminates its
 /// transaction.
 struct CloseOnDrop<'a, DB: FenceDatabase> {
@@ -275,7 +264,7 @@ impl<DB: FenceDatabase> Drop for CloseOnDrop<'_, DB> {
     fn drop(&mut self) {
         let closed = self.slot.close();
         if let Place::Lent = closed.place {
-            let _ = terminate(self.fence, closed.id);
+            let _ = self.fence.terminate(closed.id);
         }
     }
 }

@@ -21,7 +21,7 @@ mod write;
 pub(super) use self::issued::IssuedEpochs;
 pub(crate) use self::{
     idempotent::{KeyedRequest, Once, OnceError},
-    write::{Written, typed},
+    write::typed,
 };
 pub use self::{
     reset::ResetError,

@@ -1,5 +1,8 @@
 //! Raises of the fence, which make older tokens stale without a write.
 
+use tokio::{runtime::Handle, task::JoinHandle};
+use tracing::Instrument;
+
 use super::transact::{Halt, Plan};
 use crate::{
     chain::Chain,
@@ -61,22 +64,27 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.raise_claims(None, claims).await.map(drop)
     }
 
-    /// Terminates a transaction that a task of the application still holds after its request has
-    /// ended, so that the fence can be raised. If this fails, the transaction ends after its
-    /// timeouts.
-    pub(crate) async fn terminate(&self, id: TransactionId) {
-        let terminate = async {
-            StandaloneStatement::ready(&self.connections, self.limits)
+    /// Terminates, in a task of its own, a transaction that a task of the application still holds
+    /// after its request has ended, so that the fence can be raised. The request may be dropped in
+    /// the meantime. If this fails, the transaction ends after its timeouts.
+    pub(crate) fn terminate(&self, id: Option<TransactionId>) -> Option<JoinHandle<()>> {
+        let runtime = Handle::try_current().ok()?;
+        let (fence, id) = (self.clone(), id?);
+        let terminate = async move {
+            StandaloneStatement::ready(&fence.connections, fence.limits)
                 .await?
                 .run(async |on| DB::terminate(on.conn, id).await)
                 .await
         };
-        if let Err(Failure { cause, .. }) = terminate.await {
-            tracing::error!(
-                error = Chain(&cause).to_string(),
-                "cannot end an escaped transaction"
-            );
-        }
+        let terminating = async {
+            if let Err(Failure { cause, .. }) = terminate.await {
+                tracing::error!(
+                    error = Chain(&cause).to_string(),
+                    "cannot end an escaped transaction"
+                );
+            }
+        };
+        Some(runtime.spawn(terminating.in_current_span()))
     }
 
     /// Raises the fence for all claims in one transaction, in the open one if there is one.

@@ -22,7 +22,7 @@ use crate::{
         local::Permit,
         settings::Limits,
         sql::{Admit, FenceDatabase, Statement},
-        tx::StandaloneStatement,
+        tx::{StandaloneStatement, Written},
     },
     token::{Resource, Token},
 };
@@ -220,35 +220,6 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(DB::HAS_SINGLE
             && !self.limits.transaction_pooling
             && !self.checked_names().await?.has_workers())
-    }
-}
-
-/// Outcome of a single-statement write.
-pub(crate) enum Written<DB: FenceDatabase> {
-    /// The statement has written these rows, and they are committed.
-    Rows(Vec<DB::Row>),
-    /// The token was admitted in this transaction, and the statement has written no rows.
-    Nothing(Box<FencedTx<DB>>),
-}
-
-impl<DB: FenceDatabase> FencedTx<DB> {
-    /// Runs a single-statement write in this transaction, and commits the transaction if the
-    /// statement has written rows.
-    pub(crate) async fn write_and_commit(
-        mut self,
-        mut statement: Statement<DB>,
-    ) -> Result<Written<DB>, WriteError> {
-        let rows = self.write(&mut statement).await?;
-        self.commit_rows(rows).await
-    }
-
-    /// Commits the transaction if the statement has written rows.
-    async fn commit_rows(self, rows: Vec<DB::Row>) -> Result<Written<DB>, WriteError> {
-        if rows.is_empty() {
-            return Ok(Written::Nothing(Box::new(self)));
-        }
-        self.commit().await?;
-        Ok(Written::Rows(rows))
     }
 }
 

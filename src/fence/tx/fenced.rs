@@ -131,6 +131,28 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         written.await.map_err(WriteError::in_transaction)
     }
 
+    /// Runs a single-statement write in this transaction, and commits the transaction if the
+    /// statement has written rows.
+    pub(crate) async fn write_and_commit(
+        mut self,
+        mut statement: Statement<DB>,
+    ) -> Result<Written<DB>, WriteError> {
+        let rows = self.write(&mut statement).await?;
+        self.commit_rows(rows).await
+    }
+
+    /// Commits the transaction if the statement has written rows.
+    pub(in crate::fence) async fn commit_rows(
+        self,
+        rows: Vec<DB::Row>,
+    ) -> Result<Written<DB>, WriteError> {
+        if rows.is_empty() {
+            return Ok(Written::Nothing(Box::new(self)));
+        }
+        self.commit().await?;
+        Ok(Written::Rows(rows))
+    }
+
     /// Returns the admitted resources and tokens.
     #[must_use]
     pub const fn admitted(&self) -> &Admitted {
@@ -209,6 +231,14 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         slot.settle(outcome.clone());
         outcome
     }
+}
+
+/// Outcome of a single-statement write.
+pub(crate) enum Written<DB: FenceDatabase> {
+    /// The statement has written these rows, and they are committed.
+    Rows(Vec<DB::Row>),
+    /// The token was admitted in this transaction, and the statement has written no rows.
+    Nothing(Box<FencedTx<DB>>),
 }
 
 impl<DB: FenceDatabase> Deref for FencedTx<DB> {

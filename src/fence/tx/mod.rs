@@ -15,6 +15,7 @@ mod transaction;
 pub use self::fenced::FencedTx;
 pub(super) use self::standalone::StandaloneStatement;
 pub(crate) use self::{
+    fenced::Written,
     slot::{Contents, Place, Slot},
     transaction::Transaction,
 };
