@@ -207,8 +207,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(FencedTx::new(transaction, claims, permits))
     }
 
-    /// Admits claims, which are in the lock order, in an open transaction. A refusal depends on `write_use`, the use of tokens by writes. `first` is the admission of the first
-    /// claim, if it has already been attempted.
+    /// Admits claims in an open transaction, and takes one row lock after the other, in this order.
+    /// A refusal depends on `write_use`, the use of tokens by writes. `first` is the admission of
+    /// the first claim, if it has already been attempted.
     pub(super) async fn admit_all(
         &self,
         transaction: &mut Transaction<DB>,

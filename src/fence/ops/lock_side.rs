@@ -119,10 +119,8 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                 }
             }
             let announce = async |limits| self.announce_once(limits, &one, lease, renews).await;
-            let _permits = match self
-                .wait_in_queues_until(&one.in_lock_order(), Instant::now())
-                .await
-            {
+            let ordered = one.in_lock_order();
+            let _permits = match self.wait_in_queues_until(&ordered, Instant::now()).await {
                 Ok(permits) => permits,
                 Err(_) => {
                     if renews && DB::HAS_SERVER {
@@ -135,9 +133,8 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                             announced => return announced.map_err(announce_error)?,
                         }
                     }
-                    self.wait_in_queues(&one.in_lock_order())
-                        .await
-                        .map_err(announce_error)?
+                    let waited = self.wait_in_queues(&ordered).await;
+                    waited.map_err(announce_error)?
                 }
             };
             announce(self.limits).await.map_err(announce_error)?
