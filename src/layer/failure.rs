@@ -103,6 +103,13 @@ impl IntoResponse for WriteError {
     }
 }
 
+/// Renders a refusal that a handler returns.
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        marked(self.problem_type(), self.render())
+    }
+}
+
 /// Marks the response of a handler that has failed. The layer counts this response like a refusal
 /// if it sends it, but not if it answers with a refusal of its own.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::response::{IntoResponse, Response};
 
 use super::{
-    failure, report,
+    report,
     resource::{ResourceError, Resources},
     stored::UnstorableResponse,
 };
@@ -203,7 +203,7 @@ impl Refusal {
     }
 
     /// Logs the refusal, and returns the response.
-    fn render(self) -> Response {
+    pub(super) fn render(self) -> Response {
         self.log();
         let mut response = Problem::from(&self).into_response();
         response.extensions_mut().insert(self);
@@ -308,14 +308,6 @@ impl From<&Refusal> for Problem {
             }
             _ => problem,
         }
-    }
-}
-
-/// Renders a refusal that a handler returns. The layer counts it if it sends the response.
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let kind = self.problem_type();
-        failure::marked(kind, self.render())
     }
 }
 
