@@ -73,8 +73,8 @@ pub(super) enum Origin {
 }
 
 impl<DB: Transactions> Connections<DB> {
-    /// Creates a source of connections over a pool. Reuse saves round trips to a server, which
-    /// SQLite does not have.
+    /// Creates a source of connections over a pool. Reuse saves round trips to a server. SQLite
+    /// has no server.
     pub(super) fn new(pool: Pool<DB>, reuse: bool, names: Names) -> Self {
         let direct = Arc::new(Direct::new(pool));
         Self {

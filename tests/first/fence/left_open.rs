@@ -217,8 +217,8 @@ async fn responses_to_earlier_statements_are_not_taken_for_an_outcome() {
     }
 }
 
-/// The response to the test of the connection must not become the result of the single statement.
-/// After `RESET ALL` in the hook, that test returns a row again.
+/// The test of the connection returns a row, which must not become the result of the single
+/// statement. After `RESET ALL` in the hook, the test changes the session again.
 #[tokio::test]
 async fn response_to_the_test_of_a_connection_is_not_taken_for_a_row() {
     let db = Postgres::fresh(1).await;

@@ -18,6 +18,7 @@ use std::{
 };
 
 use tokio::{
+    runtime::Handle,
     sync::oneshot,
     task::yield_now,
     time::{Instant, sleep, timeout_at},
@@ -78,6 +79,8 @@ impl<DB: Transactions> Reuse<DB> {
 
     /// Takes an available connection, or waits for one in the queue.
     pub(super) async fn take(self: &Arc<Self>, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
+        // Outside of a runtime, panic before a connection is taken.
+        let _runtime = Handle::current();
         let direct = &self.direct;
         let acquire_timeout = direct.pool.options().get_acquire_timeout();
         let until = after(limits.pool_timeout.min(acquire_timeout));
@@ -110,7 +113,7 @@ impl<DB: Transactions> Reuse<DB> {
         if limits.hold_timeout > 2 * KEEP_TIMEOUT
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.direct.pool.is_closed()
-            && tokio::runtime::Handle::try_current().is_ok()
+            && Handle::try_current().is_ok()
         {
             let mut state = self.lock();
             if !self.must_share(&mut state) {

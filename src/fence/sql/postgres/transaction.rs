@@ -1,6 +1,12 @@
 //! Beginning and end of a transaction in Postgres.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use futures_util::StreamExt;
 use sqlx::{
@@ -47,25 +53,20 @@ impl Transactions for Postgres {
         for _ in 0..PgTransactionManager::get_transaction_depth(conn) {
             PgTransactionManager::start_rollback(conn);
         }
-        let interval = match execute_marked(conn, LEAVE).await {
+        match execute_marked(conn, LEAVE, CHECK_CLIENT).await {
             Err(error) if is_aborted(&error) => {
                 conn.execute("ROLLBACK").await?;
-                execute_marked(conn, LEAVE).await?
+                execute_marked(conn, LEAVE, CHECK_CLIENT).await
             }
-            outcome => outcome?,
-        };
-        if interval == "0" {
-            conn.execute("SET client_connection_check_interval = 1000")
-                .await?;
+            outcome => outcome,
         }
-        Ok(())
     }
 
     async fn finish_rollback(conn: &mut PgConnection, beginning: bool) -> sqlx::Result<()> {
         // BEGIN may have been sent although sqlx has not counted it. If the connection returned to
         // the pool now, the transaction would stay open.
         let sql = if beginning { "ROLLBACK" } else { "" };
-        execute_marked(conn, sql).await.map(drop)
+        execute_marked(conn, sql, "NULL").await
     }
 
     async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
@@ -142,30 +143,48 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// transaction.
 const LEAVE: &str = "BEGIN; ROLLBACK";
 
-/// Statement whose response marks the message that contains it.
+/// Expression that sets the interval at which the server checks, while a statement runs, whether
+/// the client is still connected. A statement that commits by itself cannot set this interval.
+const CHECK_CLIENT: &str = "CASE WHEN current_setting('client_connection_check_interval') = '0' \
+     THEN set_config('client_connection_check_interval', '1s', false) END";
+
+/// Executes statements in one message, and evaluates an expression after them. Returns an error if
+/// the response belongs to an earlier message.
 ///
 /// sqlx assigns responses to statements by counting them, and it miscounts after a COPY that failed
 /// at its start or was dropped. From then on, each statement on the connection receives the
-/// response to an earlier one. Handlers do not show this setting, so a response with the mark
-/// belongs to the message of the fence that waits for it.
+/// response to an earlier one. A response with the mark of its message belongs to that message.
+async fn execute_marked(
+    conn: &mut PgConnection,
+    statements: &str,
+    expression: &str,
+) -> sqlx::Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mark = format!("{}_{}", savepoint(), NEXT.fetch_add(1, Relaxed));
+    let sql = AssertSqlSafe(format!("{statements}; SELECT '{mark}', {expression}"));
+    let rows = conn.fetch_all(sql).await?;
+    let is_marked = rows.last().is_some_and(|row| shows(row, &mark));
+    is_marked.then_some(()).ok_or_else(out_of_step)
+}
+
+/// Returns whether the row begins with this mark.
+fn shows(row: &PgRow, mark: &str) -> bool {
+    row.try_get(0).is_ok_and(|found: &str| found == mark)
+}
+
+/// Statement that marks the message of COMMIT. SHOW costs the server less than SELECT, which it
+/// plans.
 ///
-/// The value of the setting is the interval at which the server checks, while a statement runs,
-/// whether the client is still connected. SHOW costs the server less than SELECT, which it plans.
+/// The mark is the name of the column, which is the same in each COMMIT. The response to an earlier
+/// COMMIT cannot be mistaken for that of a later one, because a connection on which a COMMIT was
+/// not answered is closed or passes [`execute_marked`]. An earlier statement of a handler would
+/// have to show this setting, which has no use in a handler.
 const MARK: &str = "SHOW client_connection_check_interval";
 
 /// Returns whether the row is the response to [`MARK`].
 fn is_mark(row: &PgRow) -> bool {
     let first = row.columns().first();
     first.is_some_and(|column| column.name() == "client_connection_check_interval")
-}
-
-/// Executes statements and [`MARK`] in one message, and returns the value of the setting. Returns
-/// an error if the response belongs to an earlier message.
-async fn execute_marked(conn: &mut PgConnection, statements: &str) -> sqlx::Result<String> {
-    let sql = AssertSqlSafe(format!("{statements}; {MARK}"));
-    let rows = conn.fetch_all(sql).await?;
-    let marked = rows.last().filter(|row| is_mark(row));
-    marked.ok_or_else(out_of_step)?.try_get(0)
 }
 
 /// Returns the error with which the message of COMMIT failed. `error` is the last response so far.
@@ -175,11 +194,10 @@ async fn error_of_commit(conn: &mut PgConnection, mut error: sqlx::Error) -> sql
     let mark = savepoint();
     // CHAIN begins a new transaction, because sqlx still counts one, and rolls it back later.
     let sql = AssertSqlSafe(format!("ROLLBACK AND CHAIN; SELECT '{mark}'")).into_sql_str();
-    let is_marked = |row: &PgRow| row.try_get(0).is_ok_and(|found: &str| found == mark);
     for _ in 0..3 {
         error = match conn.fetch_all(sql.clone()).await {
             // The mark is in the response that follows the response to COMMIT.
-            Ok(rows) if rows.last().is_some_and(is_marked) => return error,
+            Ok(rows) if rows.last().is_some_and(|row| shows(row, mark)) => return error,
             Ok(_) => out_of_step(),
             Err(error) => error,
         };
