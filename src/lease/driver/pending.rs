@@ -144,15 +144,20 @@ impl<B: Backend> Pending<B> {
             self.join()?;
         }
         loop {
+            let was_late = Instant::now() >= deadline;
             let reply = self.next_reply(deadline).await;
-            // After the wait, only a conflict is retried, because another step could be as slow.
-            let is_late = Instant::now() >= deadline;
+            // After the wait, another step could be as slow, so it is only sent after a conflict, or
+            // to leave the queue before the caller gets its answer. If the client may retry, the
+            // position is kept.
+            let is_late = match &reply {
+                Ok(Reply::Queued { .. }) if self.position.is_some() && !self.chosen_id => was_late,
+                _ => Instant::now() >= deadline,
+            };
             if let Ok(Reply::Held { left } | Reply::Queued { left, .. }) = reply {
                 self.blocked = (left, Instant::now());
             }
             let next = decide(&reply, is_late, self.stage, self.chosen_id);
             if matches!(reply, Ok(Reply::Queued { .. })) {
-                // Even after the wait, because the position may be kept.
                 self.stage = Stage::Queued;
             }
             let poll_in = match next {

@@ -269,6 +269,28 @@ async fn position_is_kept_although_its_reply_is_late() {
     assert!(holder.is_some(), "the request has left the queue");
 }
 
+/// Otherwise the next request would wait behind a request that has already been answered.
+#[tokio::test(start_paused = true)]
+async fn request_has_left_the_queue_when_it_is_answered() {
+    const SOON: Duration = Duration::from_millis(100);
+    let (arrives, arrived) = watch::channel(false);
+    let positions = Positions::default();
+    let leases = Driver::over(Delaying {
+        positions: positions.clone(),
+        first: Mutex::new(Some(arrived)),
+        ..Delaying::default()
+    });
+    let later = async {
+        sleep(2 * SOON).await;
+        arrives.send(true).unwrap();
+    };
+    let resource = sku();
+    let request = leases.acquire(&resource, Acquire::new(LONG).wait(SOON));
+    let (refused, ()) = tokio::join!(request, later);
+    is_held(refused);
+    assert_eq!(positions.with(|positions| positions.len()), 0);
+}
+
 /// The client releases its lease id while the store grants the lease to a request that the client
 /// has given up.
 #[tokio::test(start_paused = true)]
