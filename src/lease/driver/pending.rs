@@ -146,8 +146,8 @@ impl<B: Backend> Pending<B> {
         loop {
             let was_late = Instant::now() >= deadline;
             let reply = self.next_reply(deadline).await;
-            // After the wait, another step could be as slow, so it is only sent after a conflict, or
-            // to leave the queue before the caller gets its answer. If the client may retry, the
+            // After the wait, another step could be as slow, so it is only sent after a conflict,
+            // or to leave the queue before the caller gets its answer. If the client may retry, the
             // position is kept.
             let is_late = match &reply {
                 Ok(Reply::Queued { .. }) if self.position.is_some() && !self.chosen_id => was_late,
