@@ -157,7 +157,7 @@ impl<B: Backend> Pending<B> {
                 self.blocked = (left, Instant::now());
             }
             let next = decide(&reply, is_late, self.stage, self.chosen_id);
-            if matches!(reply, Ok(Reply::Queued { .. })) {
+            if self.position.is_some() && matches!(reply, Ok(Reply::Queued { .. })) {
                 self.stage = Stage::Queued;
             }
             let poll_in = match next {
