@@ -81,10 +81,9 @@ impl Queues {
             Entry::Occupied(mut occupied) => {
                 let queue = occupied.get_mut();
                 queue.is_blocked = true;
-                let waiters = &mut queue.waiters;
-                while waiters.pop_front_if(|waiter| waiter.is_closed()).is_some() {}
+                queue.remove_closed();
                 let (waiter, turn) = oneshot::channel();
-                waiters.push_back(waiter);
+                queue.waiters.push_back(waiter);
                 turn
             }
         };
@@ -111,6 +110,20 @@ impl Queues {
     }
 }
 
+impl Queue {
+    /// Removes the waiters at the front that have left.
+    fn remove_closed(&mut self) {
+        let waiters = &mut self.waiters;
+        while waiters.pop_front_if(|waiter| waiter.is_closed()).is_some() {}
+    }
+
+    /// Removes the first waiter that has not left.
+    fn take_first(&mut self) -> Option<oneshot::Sender<Permit>> {
+        self.remove_closed();
+        self.waiters.pop_front()
+    }
+}
+
 impl Permit {
     fn new(queues: &Arc<Queues>, key: &QueueKey) -> Self {
         Self {
@@ -128,8 +141,7 @@ impl Drop for Permit {
             let Entry::Occupied(mut queue) = queues.entry(key) else {
                 return;
             };
-            let first = queue.get_mut().waiters.pop_front();
-            let Some(waiter) = first else {
+            let Some(waiter) = queue.get_mut().take_first() else {
                 queue.remove();
                 return;
             };
@@ -147,6 +159,8 @@ impl Drop for Permit {
 mod tests {
     use std::time::Duration;
 
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn soon() -> Instant {
@@ -163,6 +177,25 @@ mod tests {
         assert_eq!(queues.lock().len(), 2);
         drop((first, other));
         drop(queues.wait(a.clone(), soon()).await.unwrap());
+        assert!(queues.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn waiters_that_stay_get_the_permit_in_order() {
+        let queues = Arc::<Queues>::default();
+        let until = Instant::now() + Duration::from_secs(60);
+        let wait = || queues.wait(QueueKey::Writer, until);
+        let mut permit = wait().await;
+        let [mut a, mut b, mut c, mut d] = [(); 4].map(|()| Box::pin(wait()));
+        for waiter in [&mut a, &mut b, &mut c, &mut d] {
+            assert!(waiter.as_mut().now_or_never().is_none());
+        }
+        drop((a, c));
+        for waiter in [&mut b, &mut d] {
+            drop(permit);
+            permit = waiter.as_mut().now_or_never().unwrap();
+        }
+        drop(permit);
         assert!(queues.lock().is_empty());
     }
 

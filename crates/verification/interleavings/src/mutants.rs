@@ -117,7 +117,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "queue: the first write to leave removes the queue",
         file: "fence/local/queue.rs",
-        code: "queue.get_mut().waiters.pop_front()",
+        code: "queue.get_mut().take_first()",
         broken: "None",
     },
     Mutant {
