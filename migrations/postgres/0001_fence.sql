@@ -237,8 +237,8 @@ BEGIN
         -- A hint cannot be null.
         HINT = CASE
             WHEN used THEN 'Renew the lease with a new token for another write, or admit the token as reusable.'
-            WHEN by_floor THEN 'Renew the lease with a new token, and read again before the next write.'
-            ELSE 'Acquire the lease again, and read again before the next write.' END,
+            WHEN by_floor THEN 'Renew the lease with a new token, and read the data again before the next write.'
+            ELSE 'Acquire the lease again, and read the data again before the next write.' END,
         DETAIL = json_build_object(
             'resource', resource, 'presented_token', token, 'max_token', max_token,
             'used', used, 'by_floor', by_floor
@@ -264,7 +264,8 @@ BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'object_not_in_prerequisite_state',
         MESSAGE = concat('floors has no row for partition ', refuse_incomplete.partition,
-            ': the tables of the fence were emptied, or restored in part');
+            ': the tables of the fence were emptied, or restored in part'),
+        HINT = 'Restore the whole database from a backup, and call tower_fence.after_failover().';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS
@@ -671,9 +672,11 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
     'Admits a token in the transaction that writes, and returns max_token, which is the token itself or, if the token '
-    'is reusable, the number before it. Raises TF412 for a stale token and TF400 for an invalid token. The row of the '
-    'resource stays locked until the transaction ends. A call outside of a transaction raises a WARNING, which also '
-    'appears in the log of the server.';
+    'is reusable, the number before it. Raises TF412 if the token is stale, TF400 if the token or the resource name is '
+    'invalid, 40001 if other transactions change the row during the call, and 42501, 55000 or 57P03 if the fence '
+    'cannot be used, for example because its tables were restored in part, or because a shard of a distributed fence '
+    'has moved. The row of the resource stays locked until the transaction ends. A call outside of a transaction '
+    'raises a WARNING, which also appears in the log of the server.';
 
 -- This function implements the grammar of RFC 9651, as the crate does. An application that splits
 -- the field itself, at semicolons or commas, may use the token of one resource for another
@@ -794,9 +797,9 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
     'Like admit(), with the unchanged value of the Fencing-Token field. If the request has several field lines, join '
-    'them with commas. Raises TF400 if the field is malformed, and TF403 if all its tokens are for other resources. '
-    'For a field with several tokens, call the function once for each resource of the request. Each call ignores the '
-    'tokens of the other resources.';
+    'them with commas. Raises the errors of admit(), TF400 if the field is malformed or has no token, and TF403 if all '
+    'its tokens are for other resources. For a field with several tokens, call the function once for each resource of '
+    'the request. Each call ignores the tokens of the other resources.';
 
 -- Each transaction locks the key before the resource. The setting lock_timeout at the time of the
 -- call limits the wait for the key. The argument lock_timeout limits the wait for the resource. If
@@ -990,7 +993,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.raise(text, bigint) IS
     'Makes all tokens below the given token stale, without a write, and returns max_token. Raises TF412 if the given '
-    'token is stale. At REPEATABLE READ or SERIALIZABLE, raises 40001 if another transaction has changed the row.';
+    'token is stale, and the other errors of admit(). At REPEATABLE READ or SERIALIZABLE, raises 40001 if another '
+    'transaction has changed the row.';
 
 CREATE FUNCTION tower_fence.max_token(resource text)
 RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1168,8 +1172,8 @@ BEGIN
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
-            MESSAGE = concat('call ', name, ' at READ COMMITTED: a stricter isolation level may hide rows that were '
-                'inserted in the meantime');
+            MESSAGE = concat('call ', name, ' at READ COMMITTED: at a stricter isolation level, rows that were inserted '
+                'after the snapshot are not visible');
     ELSIF pg_is_in_recovery() THEN
         RAISE read_only_sql_transaction USING
             MESSAGE = concat('call ', name, ' on the primary: a standby may lack rows that were inserted recently');

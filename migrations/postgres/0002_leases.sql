@@ -30,8 +30,8 @@ COMMENT ON COLUMN tower_fence.leases.ticket IS
 COMMENT ON COLUMN tower_fence.leases.granted_at IS
     'The time at which the lease was granted under this lease id. A renewal does not change this time.';
 COMMENT ON COLUMN tower_fence.leases.expires_at IS
-    'The time at which the lease expires or has expired, or at which it was released. After this time, the resource '
-    'stays blocked for lock_delay.';
+    'The time at which the lease expires or has expired, or at which it was released or broken. After this time, the '
+    'resource stays blocked for lock_delay.';
 COMMENT ON COLUMN tower_fence.leases.ttl IS
     'The duration of the last grant or renewal. If the lease has more time left than ttl, the wall clock was set back.';
 
@@ -98,12 +98,12 @@ BEGIN
             ELSE 'TF411' END,
         MESSAGE = CASE outcome
             WHEN 'held' THEN concat('the lease on ', resource, ' is held by another holder')
-            WHEN 'lost' THEN concat('no such lease is held on ', resource)
+            WHEN 'lost' THEN concat('the lease on ', resource, ' is not held under this lease id')
             WHEN 'again' THEN concat('another transaction is changing the lease on ', resource)
             ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has received') END,
         HINT = CASE outcome
-            WHEN 'held' THEN 'Retry after the retry_after_ms of the DETAIL.'
-            WHEN 'lost' THEN 'Acquire the lease again, and read again before the next write.'
+            WHEN 'held' THEN 'Retry after the number of milliseconds in the member retry_after_ms of the DETAIL.'
+            WHEN 'lost' THEN 'Acquire the lease again, and read the data again before the next write.'
             WHEN 'again' THEN 'Retry after the other transaction has ended.'
             ELSE 'If this token was not granted, an operator can lower max_token with tower_fence.reset().' END,
         DETAIL = jsonb_strip_nulls(jsonb_build_object('resource', resource,
@@ -157,7 +157,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_ms(text, interval, bigint, bigint) IS
     'Returns a duration in milliseconds, which the caller passes either as an interval or in milliseconds. Raises '
-    'TF422 if the duration is shorter than `shortest` or longer than a century.';
+    'TF422 if both are passed, if neither is passed, or if the duration is shorter than `shortest` or longer than 100 '
+    'years.';
 
 -- The first grant in an epoch of a partition locks the partition's row in `epochs` until its
 -- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Other
@@ -441,7 +442,8 @@ BEGIN
     THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'lease_ask requires a lease, durations of at most 100 years, and a ticket if there is a listener';
+            MESSAGE = 'lease must not be null, ttl_ms must be from 1 to 3155760000000, lock_delay_ms must be from 0 to '
+                '3155760000000, and a listener requires a ticket';
     END IF;
     IF lease_ask.is_queued THEN
         -- Lock the request, because pass_over() does not remove a locked request.
@@ -666,9 +668,9 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
     'Releases the lease that is held under this digest, without a lock delay. Issuers call this function. With a '
-    'ticket, releases the lease only if it was granted to that request alone. Returns false if there is no such lease. '
+    'ticket, releases the lease only if it was granted to that request alone. Returns false if no lease was released. '
     'If a request waits under this digest instead, notifies its listener, with a `-` before the ticket. If the client '
-    'of the request has left, the issuer abandons the request.';
+    'of that request has disconnected, the issuer abandons the request.';
 
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
@@ -689,7 +691,7 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
     'Breaks the lease on a resource, and its lock delay, without the lease id. Operators call this function, at READ '
-    'COMMITTED. With a token, breaks the lease only if it has that token. Returns false if there is no such lease.';
+    'COMMITTED. With a token, breaks the lease only if it has that token. Returns false if no lease was broken.';
 
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
@@ -753,7 +755,7 @@ DECLARE
     seen record;
 BEGIN
     IF (lease_renew.ttl_ms BETWEEN 1 AND 3155760000000) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'lease_renew requires a ttl_ms of at most 100 years';
+        RAISE invalid_parameter_value USING MESSAGE = 'ttl_ms must be from 1 to 3155760000000';
     END IF;
     PERFORM tower_fence.require_current_rows('renew');
     outcome := 'lost';
@@ -927,8 +929,11 @@ COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bi
     'the fence has received a higher token, the call returns a new token. Call acquire in a separate transaction, at '
     'READ COMMITTED. The token is granted when the transaction commits, and other grants may wait until then. Bind '
     'lease_id as an argument, because statements may be logged. A driver that cannot bind an interval can bind '
-    'milliseconds: tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held, and 55P03 '
-    '(lock_not_available) if another transaction is changing the lease, or if the lease expires during the call.';
+    'milliseconds: tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held or reserved, TF411 if no '
+    'token is left, TF400 or TF422 if an argument is invalid, 55P03 (lock_not_available) if another transaction is '
+    'changing the lease or the lease expires during the call, 25000 at a stricter isolation level, 25006 on a standby, '
+    'and 42501, 55000 or 57P03 if the fence cannot be used, for example because its tables were restored in part, or '
+    'because a shard of a distributed fence has moved.';
 
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
@@ -949,8 +954,10 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
     'Renews a held lease and returns its token. With new_token, the lease gets a new token, for another single-use '
-    'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id, '
-    'and 55P03 (lock_not_available) if another transaction is changing the lease.';
+    'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id or '
+    'is superseded, TF411 if no token is left, TF400 or TF422 if an argument is invalid, 55P03 (lock_not_available) if '
+    'another transaction is changing the lease, 25000 at a stricter isolation level, 25006 on a standby, and 42501, '
+    '55000 or 57P03 for the reasons given for acquire().';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -963,4 +970,6 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.release(text, text) IS
-    'Releases a held lease. Call release at READ COMMITTED. Raises TF410 if the lease is not held under this id.';
+    'Releases a held lease. Call release at READ COMMITTED. Raises TF410 if the lease is not held under this id, TF400 '
+    'or TF422 if an argument is invalid, 25000 at a stricter isolation level, 25006 on a standby, and 55000 on a '
+    'coordinator of Citus that has not joined with join_citus().';

@@ -314,7 +314,9 @@ BEGIN
     ELSIF TG_OP = 'TRUNCATE' AND row_security_active(TG_RELID) THEN
         RAISE EXCEPTION USING
             ERRCODE = 'insufficient_privilege',
-            MESSAGE = concat('row-level security hides rows of ', TG_RELID::regclass, ' from its guard');
+            MESSAGE = concat('row-level security hides rows of ', TG_RELID::regclass, ' from its guard'),
+            HINT = concat('Exempt the owner of the table from its policies: ALTER TABLE ', TG_RELID::regclass,
+                ' NO FORCE ROW LEVEL SECURITY. After a change of the owner, call tower_fence.protect() again.');
     ELSIF TG_OP = 'TRUNCATE' AND EXISTS (
         WITH RECURSIVE tree AS (
             SELECT TG_RELID AS relation
@@ -429,8 +431,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.require_admission(regclass, text) IS
-    'Raises TF428 unless the transaction of this worker has admitted a token for the resource. If Citus has '
-    'distributed a protected table, the guard of the table calls this function with the shard that is written.';
+    'Raises TF428 unless the transaction of this worker has admitted a token for the resource, and 55000 if the shard '
+    'is not colocated with a shard of the fence. If Citus has distributed a protected table, the guard of the table '
+    'calls this function with the shard that is written.';
 
 CREATE FUNCTION tower_fence.unprotectable(relation regclass)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$

@@ -308,9 +308,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
     'Breaks all leases of a distributed fence whose tokens are stale, as end_superseded() does for one resource.';
 
--- If a shard has only moved, its tokens stay valid. The function assumes that no worker has failed
--- over if each known history is still the history of a node, and each unknown history has timeline
--- 1, which is the timeline of a new worker. The rows of a shard that was split may come from
+-- If a shard has only moved, its tokens stay valid. If each known history is still the history of a
+-- node, and each unknown history has timeline 1 (the timeline of a new worker), the function
+-- concludes that no worker has failed over. The rows of a shard that was split may come from
 -- several workers, so a split counts as a failover. Servers that were copied from one data
 -- directory have the same system identifier, so their histories do not tell them apart. With such
 -- servers, each move counts as a failover.
@@ -361,7 +361,7 @@ BEGIN
     IF NOT (is_behind OR is_requested) THEN
         RETURN false;
     END IF;
-    -- The nodes are read after the shards, so a failover in the meantime is noticed.
+    -- The nodes are read after the shards, so a failover between the two reads is detected.
     reported := ARRAY(
         SELECT n.result FROM run_command_on_all_nodes('SELECT tower_fence.current_history()') AS n WHERE n.success
     );

@@ -19,7 +19,7 @@ pub enum LeaseError {
     },
     /// The lease is not held under this id. It was released or broken, has expired, or was never
     /// granted.
-    #[error("no such lease is held on {resource}")]
+    #[error("the lease on {resource} is not held under this lease id")]
     Lost {
         /// The resource.
         resource: Resource,

@@ -44,8 +44,8 @@ pub(super) const HIGHEST_STALE: i64 = 1_001_999_999_999;
 /// operator.
 pub(super) const HIGHEST_STALE_BY_OPERATOR: i64 = 501_999_999_999;
 
-/// Returns a database with epoch 1 issued for `sku-1`, in which a client has written with token
-/// 1,000,000,005.
+/// Returns a database with epoch 1 assigned in the partition of `sku-1`, in which a client has
+/// written with token 1,000,000,005.
 pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     let db = DB::fresh(4).await;
     let fence = db.fence();
@@ -123,7 +123,7 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     write(&fence, 5).await.unwrap();
     fence.after_failover().await.unwrap();
     write(&fence, 6).await.unwrap();
-    // If this database issues epochs as well, a failover makes these tokens stale.
+    // If this database assigns epochs as well, a failover makes these tokens stale.
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.after_failover().await.unwrap();
     refuses(&fence, 7, HIGHEST_STALE_BY_OPERATOR).await;
@@ -192,7 +192,7 @@ const WAYS: [&str; 7] = [
     "under a key",
 ];
 
-/// Returns a database with epoch 1 issued. A client has written with token 1,000,000,005 to one
+/// Returns a database with epoch 1 assigned. A client has written with token 1,000,000,005 to one
 /// resource for each of [`WAYS`].
 async fn ways_in_epoch_1() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
@@ -662,6 +662,7 @@ async fn partially_restored_tables_are_an_error() {
     let mut conn = db.pool.acquire().await.unwrap();
     let refused = functions::admit(&mut conn, "sku-1", 5).await.unwrap_err();
     assert_eq!(refused.code, "55000");
+    assert_contains!(refused.hint, "from a backup");
     let refused = functions::raise(&mut conn, "sku-1", 5).await.unwrap_err();
     assert_eq!(refused.code, "55000");
 }

@@ -114,10 +114,12 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
         "ALTER TABLE shop.own ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
     )
     .await;
-    is_refused(
-        in_transaction(&mut conn, "TRUNCATE shop.own").await,
-        "42501",
-    );
+    let truncate = "TRUNCATE shop.own";
+    let refused = is_refused(in_transaction(&mut conn, truncate).await, "42501");
+    assert_contains!(refused.hint, "NO FORCE ROW LEVEL SECURITY");
+    let remedy = "ALTER TABLE shop.own NO FORCE ROW LEVEL SECURITY";
+    Postgres::run(&mut conn, remedy).await;
+    is_refused(in_transaction(&mut conn, truncate).await, "TF428");
 }
 
 /// Statements that create tables and operators of the writer, and a search path on which these come
