@@ -18,10 +18,10 @@ fn every_waiter_for_a_connection_gets_one() {
 }
 
 #[test]
-fn departed_waiters_lose_no_connection() {
+fn dropped_waiters_lose_no_connection() {
     holds(reuse::remaining_waiters_get_a_connection);
     loses(
-        "reuse: a connection that was sent to a waiter that has left is lost",
+        "reuse: a connection that was sent to a dropped waiter is lost",
         reuse::remaining_waiters_get_a_connection,
     );
 }
@@ -69,10 +69,10 @@ fn a_grant_is_answered_after_its_announcement() {
         "announced: a grant is recorded before it is announced",
         announced::answered_grants_were_announced,
     );
-    holds(announced::grants_to_departed_callers_are_released);
+    holds(announced::grants_to_dropped_requests_are_released);
     loses(
-        "announced: a grant to a caller that has left is kept",
-        announced::grants_to_departed_callers_are_released,
+        "announced: a grant to a dropped request is kept",
+        announced::grants_to_dropped_requests_are_released,
     );
 }
 
@@ -93,7 +93,7 @@ fn writes_to_a_resource_pass_one_at_a_time() {
     holds(queue::one_at_a_time);
     for mutant in [
         "queue: the first write to leave removes the queue",
-        "queue: a permit that was sent to a waiter that has left is lost",
+        "queue: a permit that was sent to a dropped waiter is lost",
     ] {
         loses(mutant, queue::one_at_a_time);
     }
@@ -104,7 +104,7 @@ fn every_waiter_in_memory_gets_the_lease() {
     holds(memory::every_waiter_gets_the_lease);
     for mutant in [
         "memory: the lease is granted without a notification",
-        "memory: a request that has left keeps the lease",
+        "memory: a dropped request keeps the lease",
     ] {
         loses(mutant, memory::every_waiter_gets_the_lease);
     }
@@ -166,8 +166,8 @@ fn every_waiter_in_postgres_gets_the_lease() {
     for mutant in [
         "driver: a waiter is notified but not woken",
         "driver: the connection is lost, and no waiter retries",
-        "driver: the request of a caller that has left is not undone",
-        "driver: the request of a caller that has left is undone before it has arrived",
+        "driver: a dropped request is not undone",
+        "driver: a dropped request is undone before it has arrived",
     ] {
         loses(mutant, waiters::every_waiter_in_postgres_gets_the_lease);
     }

@@ -28,7 +28,7 @@ pub fn is_on(name: &str) -> bool {
 
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
-        name: "reuse: a connection that was sent to a waiter that has left is lost",
+        name: "reuse: a connection that was sent to a dropped waiter is lost",
         file: "fence/conn/reuse/mod.rs",
         code: "checked_out = unsent",
         broken: "std::mem::forget(unsent); return",
@@ -91,7 +91,7 @@ pub const MUTANTS: &[Mutant] = &[
         for _ in 0..ATTEMPTS {",
     },
     Mutant {
-        name: "announced: a grant to a caller that has left is kept",
+        name: "announced: a grant to a dropped request is kept",
         file: "lease/announced.rs",
         code: "if chosen_id {",
         broken: "if chosen_id || IS_ON {",
@@ -121,7 +121,7 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "None",
     },
     Mutant {
-        name: "queue: a permit that was sent to a waiter that has left is lost",
+        name: "queue: a permit that was sent to a dropped waiter is lost",
         file: "fence/local/queue.rs",
         code: "self.key = unsent.key.take();",
         broken: "unsent.key = None;",
@@ -134,7 +134,7 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "true",
     },
     Mutant {
-        name: "memory: a request that has left keeps the lease",
+        name: "memory: a dropped request keeps the lease",
         file: "lease/memory/partition.rs",
         code: "grant.lease == *lease && grant.ticket == Some(*ticket) && grant.holds()",
         broken: "false",
@@ -196,13 +196,13 @@ pub const MUTANTS: &[Mutant] = &[
             sleep(SHORT_PAUSE).await;",
     },
     Mutant {
-        name: "driver: the request of a caller that has left is not undone",
+        name: "driver: a dropped request is not undone",
         file: "lease/driver/pending.rs",
         code: "let _ = store.end(&resource, &End::Abandon { lease, ticket }).await;",
         broken: "if !IS_ON { let _ = store.end(&resource, &End::Abandon { lease, ticket }).await; }",
     },
     Mutant {
-        name: "driver: the request of a caller that has left is undone before it has arrived",
+        name: "driver: a dropped request is undone before it has arrived",
         file: "lease/driver/pending.rs",
         code: "self.answered().await;",
         broken: "if !IS_ON { self.answered().await; }",

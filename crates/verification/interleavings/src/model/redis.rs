@@ -95,7 +95,7 @@ struct Listening {
 pub struct Redis(Arc<Mutex<State>>);
 
 impl Redis {
-    /// Runs a script. The caller may leave before the script runs or afterwards.
+    /// Runs a script. The caller may be dropped before or after the script runs.
     pub async fn run<T>(&self, script: impl FnOnce(&mut State) -> T) -> T {
         pause().await;
         let answer = script(&mut self.0.lock().unwrap());

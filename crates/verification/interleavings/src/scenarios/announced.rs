@@ -1,5 +1,5 @@
-//! Announced grants. Each grant is announced before it is answered, and a grant to a caller that
-//! has left is released.
+//! Announced grants. Each grant is announced before it is answered, and the grant to a dropped
+//! request is released.
 
 use std::{
     sync::{
@@ -155,8 +155,8 @@ pub async fn answered_grants_were_announced() {
     all(requests).await;
 }
 
-/// Callers leave, and announcements fail. Each waiter still gets its turn.
-pub async fn grants_to_departed_callers_are_released() {
+/// Requests are dropped, and announcements fail. Each waiter still gets its turn.
+pub async fn grants_to_dropped_requests_are_released() {
     let fence = Fence::new(2);
     let leases = Arc::new(Announced::new(MemoryLeases::new(Source), fence.clone()));
     let highest = Arc::new(AtomicI64::new(0));
@@ -189,7 +189,7 @@ pub async fn grants_to_departed_callers_are_released() {
         }
     });
     all(holders).await;
-    // The release of a lease whose caller has left may not have run yet.
+    // The release of the lease of a dropped request may not have run yet.
     while leases.inspect(&resource()).await.unwrap().is_some() {
         sleep(Duration::from_millis(1)).await;
     }

@@ -1,5 +1,5 @@
-//! Clients that connect and disconnect do not empty the pool. If a client leaves while a connection
-//! is tested or opened for it, the connection still returns to the pool.
+//! Clients that connect and disconnect do not empty the pool. If a client disconnects while a
+//! connection is tested or opened for it, the connection still returns to the pool.
 
 use std::{sync::Arc, time::Duration};
 

@@ -66,7 +66,7 @@ pub async fn every_waiter_gets_the_lease() {
 }
 
 /// A renewal shortens the lease, and its holder never releases it. The first waiter is notified of
-/// the new end of the lease. If that waiter leaves, the next waiter is notified.
+/// the new end of the lease. If that waiter is dropped, the next waiter is notified.
 pub async fn first_waiter_is_notified_of_a_new_end() {
     let leases = MemoryLeases::new(Source);
     let resource = resource();

@@ -24,7 +24,7 @@ use shuttle::rand::{Rng, thread_rng};
 /// A time that is longer than any execution.
 const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
-/// A source of epochs that grants the lowest epoch that is requested.
+/// A source of epochs that always assigns `at_least`.
 struct Source;
 
 impl Epochs for Source {

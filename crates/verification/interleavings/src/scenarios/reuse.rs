@@ -127,7 +127,7 @@ pub async fn every_waiter_gets_a_connection() {
     service.is_whole().await;
 }
 
-/// Some waiters leave at any step, or time out. The others get their turn.
+/// Some waiters are dropped at any step, or time out. The others get their turn.
 pub async fn remaining_waiters_get_a_connection() {
     let service = Service::new(0);
     let writers = tasks(6, |n| {

@@ -26,7 +26,7 @@ pub use self::{
     step::{Of, Step},
 };
 
-/// An etcd cluster, two issuers, and the database that grants epochs.
+/// An etcd cluster, two issuers, and the database that assigns epochs.
 #[derive(Clone, Debug)]
 pub struct Etcd {
     rules: Rules,

@@ -22,7 +22,7 @@ pub use self::{
 };
 use crate::search::World;
 
-/// Nodes, clients, and the database that grants epochs.
+/// Nodes, clients, and the database that assigns epochs.
 #[derive(Clone, Debug)]
 pub struct Quorum {
     pub(crate) rules: Rules,

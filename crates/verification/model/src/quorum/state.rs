@@ -24,7 +24,7 @@ pub struct State {
     pub(super) renewals: [Renewal; CALLS],
     /// The grant that each release names.
     pub(super) releases: [Option<Holder>; CALLS],
-    /// The last epoch that the database has granted.
+    /// The last epoch that the database has assigned.
     pub(super) epoch: u8,
     /// The count that the process has in memory, if all clients are one process.
     pub(super) seen: Token,

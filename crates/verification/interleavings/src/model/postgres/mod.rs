@@ -1,7 +1,7 @@
 //! A model of Postgres for the queue of waiters: sessions that listen, and a server with a
 //! simplified implementation of each function.
 //!
-//! The leases of the model do not expire. A statement continues after its caller has left. The
+//! The leases of the model do not expire. A statement continues after its caller was dropped. The
 //! scheduler may delay a notification for any time. A session may be cut, and then loses the
 //! notifications that it has not received yet.
 
@@ -57,7 +57,7 @@ struct Session {
 pub struct Postgres(Arc<Mutex<State>>);
 
 impl Postgres {
-    /// Executes a statement completely, even if its caller leaves.
+    /// Executes a statement completely, even if its caller is dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         statement: impl FnOnce(&mut State) -> T + Send + 'static,

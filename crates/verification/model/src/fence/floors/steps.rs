@@ -188,7 +188,7 @@ impl Floors {
                     below = before.lowest_held().unwrap_or(below);
                 }
                 if self.rules.has(Rule::OutliersAreSpared) {
-                    // A forged token is above all granted epochs, so the removal keeps its row.
+                    // A forged token is above all assigned epochs, so the removal keeps its row.
                     below = below.min(FORGED);
                 }
                 state.used = [false; 2];

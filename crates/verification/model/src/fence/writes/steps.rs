@@ -521,7 +521,7 @@ impl Writes {
             .into_iter()
             .flat_map(|who| Request::ALL.map(|request| (who, request)))
         {
-            // A committed success that is not answered yet will be answered.
+            // A committed attempt counts as done, because its success may still be answered.
             let is_done = state.verdict(who, request) == Verdict::Done
                 || state.attempt(who, request) == Attempt::Committed;
             if is_done && state.commits[State::place(who, state.write_of(request))] == 0 {

@@ -16,7 +16,7 @@ const JUMP: u8 = 4;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Database {
-    /// The last epoch that was granted.
+    /// The last epoch that was assigned.
     pub epoch: u8,
     pub max_token: u8,
     pub announced: u8,

@@ -23,7 +23,7 @@ pub enum Loss {
     StandbyIsPromoted,
 }
 
-/// The first token of an epoch that is far above all granted epochs.
+/// The first token of an epoch that is far above all assigned epochs.
 const FAR: u8 = 12 * EPOCH;
 
 impl LastWord {

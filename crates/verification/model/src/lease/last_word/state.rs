@@ -142,7 +142,7 @@ pub enum Phase {
 pub struct Past {
     /// The tokens that were returned to clients, each with its lease.
     pub answered: Vec<(u8, u8)>,
-    /// The highest granted epoch.
+    /// The highest assigned epoch.
     pub epoch: u8,
     /// The number of the last write.
     pub writes: u8,

@@ -50,7 +50,7 @@ impl LastWord {
                     if stands && Self::no_fault(state) {
                         state.past.breaks(Promise::Stands);
                     }
-                    // The holder may take a new token, and must then read again.
+                    // The holder may take a new token, and must then read the data again.
                     held.read = None;
                     held.used = true;
                 }

@@ -3,12 +3,12 @@
 use super::rules::{Rule, Rules};
 
 /// The number of epochs by which a partition moves up after a change of the timeline. The lost
-/// transactions cannot have granted that many epochs. It is 1,000 in the crate.
+/// transactions cannot have assigned that many epochs. It is 1,000 in the crate.
 const MOVE: u8 = 3;
 
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Database {
-    /// The last epoch that was granted.
+    /// The last epoch that was assigned.
     pub epoch: u8,
     /// The last epoch that is on disk, which survives a crash.
     pub disk: u8,

@@ -105,7 +105,7 @@ pub struct Past {
     pub answered: Vec<(u8, u8)>,
     /// The first token that the new master has granted.
     pub first_of_new: Option<u8>,
-    /// The highest epoch that each database has granted.
+    /// The highest epoch that each database has assigned.
     pub granted_epochs: [u8; 2],
     /// The highest epoch that has begun.
     pub begun: u8,
