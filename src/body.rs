@@ -95,8 +95,8 @@ pub enum BodyError {
         /// The timeout.
         within: Duration,
     },
-    /// The body ended unexpectedly, or its encoding is invalid.
-    #[error("the body ended unexpectedly")]
+    /// The body is incomplete, or its framing is invalid.
+    #[error("the body is incomplete, or its framing is invalid")]
     Malformed,
 }
 

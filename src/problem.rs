@@ -65,8 +65,8 @@ table! {
     WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
     /// 403: the issuer has not signed the token, as the layer requires.
     ForgedToken = FORBIDDEN, "forged-token", "The issuer has not signed the fencing token";
-    /// 403: the epoch of the token was never issued.
-    UnknownEpoch = FORBIDDEN, "unknown-epoch", "The epoch of the fencing token was never issued";
+    /// 403: the epoch of the token was never assigned.
+    UnknownEpoch = FORBIDDEN, "unknown-epoch", "The epoch of the fencing token was never assigned";
     /// 412: the resource has received a newer token, or this token was already used. Members:
     /// `resource`, `presented_token`, `max_token`, and `by_floor` and `used` if they are true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
@@ -86,7 +86,7 @@ table! {
     /// with this type if the server has no secrets and the `Host` of the request does not denote
     /// this machine.
     OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
-    /// 503: the server has too many requests in progress, or is stopping.
+    /// 503: the server has too many concurrent requests, or is stopping.
     ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server is busy or stopping";
     /// 415: the body of a request to the issuer, or a browser's request without a body, is not
     /// declared as JSON.
@@ -112,7 +112,7 @@ table! {
     BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large";
     /// 408: the body did not arrive in time.
     BodyTimeout = REQUEST_TIMEOUT, "body-timeout", "The body did not arrive in time";
-    /// 400: the body ended unexpectedly.
+    /// 400: the body is incomplete, or its framing is invalid.
     MalformedBody = BAD_REQUEST, "malformed-body", "The body could not be read";
     /// 503: the wait for the row lock or for a connection timed out. Nothing was written.
     FenceBusy = SERVICE_UNAVAILABLE, "fence-busy", "The resource is busy";

@@ -229,8 +229,9 @@ impl<L: Leases> Holder<L> {
     /// # Errors
     ///
     /// Returns the errors of [`acquire`](Self::acquire), and [`AcquireError::Repeated`] if a
-    /// resource is named twice. If a lease that was already granted is lost in the meantime,
-    /// returns [`LeaseError::Unavailable`]. Leases that were already granted are released.
+    /// resource is named twice. If one of the granted leases is lost before the last one is
+    /// granted, returns [`LeaseError::Unavailable`]. After an error, the granted leases are
+    /// released.
     ///
     /// # Cancel safety
     ///

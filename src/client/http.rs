@@ -181,8 +181,8 @@ impl Leases for HttpLeases {
         let answer = self.send(sent, request.wait).await?;
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
-            // The issuer keeps the position in the queue for a moment, in case the client retries.
-            // The release removes the position.
+            // The issuer keeps the position in the queue for three seconds, in case the client
+            // retries. The release removes the position.
             if let Some(unanswered) = unanswered {
                 let _ = unanswered.release().await;
             }

@@ -48,7 +48,7 @@ pub enum Loss {
     #[error("lost the lease on {}: token {} is stale, the highest stale token is {}", .0.resource, .0.presented_token, .0.max_token)]
     Superseded(StaleToken),
     /// The guard was released or dropped.
-    #[error("the lease on {resource} was given up")]
+    #[error("the guard of the lease on {resource} was released or dropped")]
     GivenUp {
         /// The resource.
         resource: Resource,

@@ -65,9 +65,9 @@ pub enum Refusal {
     /// the details.
     #[error("the fencing token was not signed by the issuer")]
     Forged(#[source] Forged),
-    /// This database has never issued the token's epoch; see
+    /// This database has never assigned the token's epoch; see
     /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
-    #[error("this database never issued the epoch of token {} for {}", .0.token, .0.resource)]
+    #[error("this database never assigned the epoch of token {} for {}", .0.token, .0.resource)]
     UnknownEpoch(Claim),
     /// Another `FenceLayer` has already admitted this request. A second admission would wait for
     /// the row lock that the first admission holds.
@@ -109,11 +109,11 @@ pub enum Refusal {
     /// The `on_begin` hook failed; see [`FenceLayer::on_begin`](super::FenceLayer::on_begin).
     #[error("the `on_begin` hook failed")]
     OnBegin(#[source] Arc<sqlx::Error>),
-    /// The `on_begin` hook exceeded the fence's hold timeout.
-    #[error("the `on_begin` hook took longer than {0:?}")]
+    /// The `on_begin` hook did not end before the fence's hold timeout expired.
+    #[error("the `on_begin` hook did not end before the hold timeout of {0:?} expired")]
     OnBeginTimeout(Duration),
-    /// The handler exceeded the fence's hold timeout.
-    #[error("the handler took longer than {0:?}")]
+    /// The handler did not respond before the fence's hold timeout expired.
+    #[error("the handler did not respond before the hold timeout of {0:?} expired")]
     HandlerTimeout(Duration),
     /// The layer is deferred, and the handler returned a success without writing.
     #[error("the handler answered a success without using its `PendingWrite`")]

@@ -105,7 +105,7 @@ impl Scripts {
 
 /// Error for a listing during which a server of the cluster was added or removed.
 #[derive(Debug, thiserror::Error)]
-#[error("the servers of the Redis Cluster have changed during the listing")]
+#[error("the servers of the Redis Cluster changed during the listing: list again")]
 struct ShardsChanged;
 
 /// Returns the resource of a lease key.

@@ -55,7 +55,7 @@ function describe(found) {
     lease && ["Waiters", lease.waiters === 0 ? "none" : String(lease.waiters)],
     ["Highest stale token", highest],
     row && ["Last announced grant", row.announced ? token(row.announced) : "none"],
-    row && ["Last used", `${time(row.idle_ms)} ago, by a write, a fenced read or an announced grant`],
+    row && ["Last used", `${time(row.idle_ms)} ago, by a write, a fenced read, a raise, or an announced grant`],
     ["Read at", moment(found.now_ms)],
     ["Partition", [String(found.partition), found.floor > 0 ? ", floor " : ", no floor", found.floor > 0 ? token(found.floor) : ""]],
   ];

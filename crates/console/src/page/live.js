@@ -56,7 +56,8 @@ export function follow({ state, news }) {
     failures += 1;
     const pause = Math.min(500 * 2 ** (failures - 1), 5_000);
     retry = setTimeout(open, pause);
-    // During a refusal, the page continues to show its reason.
+    // If the process refuses the stream repeatedly, keep showing the reason instead of "connection
+    // lost".
     if (!isRefused || failures === 1) state("lost", "connection lost, retrying");
     const reason = isRefused ? await refusal("events") : null;
     // The page may have become hidden or visible in the meantime.

@@ -124,7 +124,7 @@ impl<L: Leases + Clone> Claim<L> {
         };
         let may_be_left = match error {
             // The store may have granted the lease to an earlier attempt. It may also still grant
-            // the lease, because it keeps the position in the queue for a moment, in case this
+            // the lease, because it keeps the position in the queue for three seconds, in case this
             // process retries.
             LeaseError::Held { .. }
             | LeaseError::TooManyWaiters { .. }

@@ -28,7 +28,7 @@ pub struct Schedule {
 pub enum Released {
     /// This release removed the lease.
     Done,
-    /// There was no such lease.
+    /// The lease was not held under this id.
     NotHeld,
     /// There was no answer. The lease will expire.
     Failed(LeaseError),

@@ -195,7 +195,7 @@ pub struct LimitArgs {
     pub max_waiting: u32,
     /// The maximum number of concurrent requests of one caller that acquire a lease. A caller is
     /// identified by its secret or, if no secrets are configured, by its address. Default: half of
-    /// these requests.
+    /// --max-waiting, or a quarter of the connections if that is less.
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING_PER_CALLER", value_name = "NUMBER",
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting_per_caller: Option<u32>,

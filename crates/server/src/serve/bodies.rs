@@ -78,7 +78,8 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// The maximum number of bytes that are read, and the time for it.
+    /// The maximum number of bytes that are read after the body was dropped, and the timeout for
+    /// reading them.
     const REST: (usize, Duration) = (64 * 1024, Duration::from_secs(1));
 
     pub(super) fn new(body: Incoming, state: &Arc<State>, may_drain: bool) -> Self {

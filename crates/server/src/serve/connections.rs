@@ -5,7 +5,7 @@
 //!    idle ones, then those that have accepted no bytes of a response for three seconds, then those
 //!    that were opened within the last second. Otherwise, clients that never send a body, or never
 //!    read, could occupy all connections. Any other connection with a request is not replaced. The
-//!    log reports that connections are replaced.
+//!    server logs a warning when it replaces connections.
 //! 2. When the server closes, each accepted connection has a second to send the complete head of a
 //!    request. Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!

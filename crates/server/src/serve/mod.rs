@@ -141,7 +141,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     );
     if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {
         tracing::warn!(
-            "secrets arrive unencrypted: configure a certificate, or let a proxy terminate TLS"
+            "no certificate is configured: unless a proxy terminates TLS, clients send secrets unencrypted"
         );
     }
     tokio::spawn(async move {
