@@ -2,7 +2,7 @@
 //! a lease store.
 //!
 //! A token of this crate's issuers is `epoch * 1_000_000_000 + n`. Whenever the lease store has
-//! lost its data, a new epoch begins. A source of [`Epochs`] issues the epochs. `Fence` is such a
+//! lost its data, a new epoch begins. A source of [`Epochs`] assigns the epochs. `Fence` is such a
 //! source.
 
 use std::{error::Error, fmt, pin::Pin, str::FromStr, sync::Arc};
@@ -14,11 +14,11 @@ use crate::token::{Resource, Token};
 /// Source of epochs that never repeat and never decrease.
 ///
 /// An implementation must make each epoch durable before it returns the epoch, whatever the
-/// settings of its connection are. Otherwise an epoch could be issued twice, and a token could be
+/// settings of its connection are. Otherwise an epoch could be assigned twice, and a token could be
 /// granted twice.
 pub trait Epochs: Send + Sync {
     /// Returns the next epoch of a partition. The epoch is higher than every epoch that this source
-    /// has issued for the partition before, and not below `at_least`.
+    /// has assigned in the partition before, and not below `at_least`.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ pub trait Epochs: Send + Sync {
 
     /// Re-reports an epoch in which a lease store grants tokens.
     ///
-    /// From then on, the source issues only higher epochs for this partition. If the source has all
+    /// From then on, the source assigns only higher epochs in this partition. If the source has all
     /// its data, the report changes nothing. If the source has lost the epoch (in a failover, or
     /// because a backup was restored), the report restores it.
     ///
@@ -193,7 +193,7 @@ impl fmt::Display for Epoch {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpochError {
-    /// All 999 999 epochs of the partition have been issued.
+    /// All 999 999 epochs of the partition have been assigned.
     #[error("the partition has no epoch left")]
     Exhausted,
     /// The source is unreachable.
@@ -223,7 +223,7 @@ mod tests {
 pub(crate) mod testing {
     use super::*;
 
-    /// Source that issues the requested epoch.
+    /// Source that assigns the requested epoch.
     pub(crate) struct FirstEpoch;
 
     impl Epochs for FirstEpoch {

@@ -12,9 +12,9 @@
 //! (it failed, was refused, or never arrived), **the repetition is a new write**, and the fence
 //! admits it because its token is new. If the body of the repetition is derived from a read ("set
 //! the stock to 9"), another holder may have written since that read, and the repetition would
-//! overwrite that write. Under a new token, the client must therefore read again, and send the
-//! resulting body with a new key. A body that does not depend on a read ("take one away") may be
-//! repeated unchanged.
+//! overwrite that write. Under a new token, the client must therefore read the data again, and send
+//! the resulting body with a new key. A body that does not depend on a read ("take one away") may
+//! be repeated unchanged.
 //!
 //! [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/

@@ -26,7 +26,7 @@ pub struct StaleToken {
     /// Whether `max_token` is the floor of a partition, because the resource has no row.
     ///
     /// If so, the token may belong to a lease that is still held. The holder must then renew the
-    /// lease with a new token, and read again before it writes.
+    /// lease with a new token, and read the data again before it writes.
     #[serde(default)]
     pub by_floor: bool,
     /// Whether the token is a single-use token that has already been used for a write.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 /// Maximum of all durations in milliseconds.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Converts a duration to whole milliseconds, rounded up, at most a century. Zero stays zero.
+/// Converts a duration to whole milliseconds, rounded up, at most 100 years. Zero stays zero.
 pub(crate) fn whole_ms(time: Duration) -> u64 {
     let ms = time.min(CENTURY).as_nanos().div_ceil(1_000_000);
     u64::try_from(ms).unwrap_or(u64::MAX)
@@ -21,14 +21,14 @@ pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
     whole_ms(time).max(1)
 }
 
-/// Converts milliseconds from a peer to a duration of at most a century, so that adding the result
+/// Converts milliseconds from a peer to a duration of at most 100 years, so that adding the result
 /// to a time does not overflow.
 pub(crate) fn of_ms(ms: u64) -> Duration {
     Duration::from_millis(ms).min(CENTURY)
 }
 
 /// Returns the time that is `time` from now, but at most 30 years from now, because the clocks of
-/// some platforms cannot represent a century.
+/// some platforms cannot represent 100 years.
 pub(crate) fn after(time: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     Instant::now() + time.min(FAR)

@@ -13,7 +13,7 @@ pub trait LeaseAdmin: Leases {
     /// Lists held leases, at most `limit` of them, starting after the page that returned `cursor`.
     ///
     /// A lease that is held during the whole listing is on one of the pages. A lease that is
-    /// granted or ends in the meantime may be missing. On Redis, a page that is not the last one
+    /// granted or ends during the listing may be missing. On Redis, a page that is not the last one
     /// can be short or empty, and each page requires a scan of all keys of the database. On
     /// Postgres, each page may read the rows of all past leases. In a Redis Cluster or behind
     /// Sentinels, a lease may also be missing if its slot moves to another server, or if a replica

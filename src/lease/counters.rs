@@ -226,7 +226,7 @@ impl KnownCounters {
     }
 
     fn state(&self, partition: u8) -> MutexGuard<'_, State> {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         self.partitions[usize::from(partition)]
             .state
             .lock()

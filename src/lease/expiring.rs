@@ -63,7 +63,7 @@ impl<K: Hash + Eq, V> Expiring<K, V> {
 
 impl<K, V> Expiring<K, V> {
     fn lock(&self) -> MutexGuard<'_, Entries<K, V>> {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

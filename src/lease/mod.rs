@@ -12,7 +12,7 @@
 //!
 //! Use a store in only one Tokio runtime, because one of its tasks receives the notifications for
 //! all waiting requests. If a request is dropped, a background task removes it from the queue and
-//! releases any lease that was granted to it, after a few seconds if the caller has chosen the
+//! releases any lease that was granted to it, after three seconds if the caller has chosen the
 //! lease id. If the runtime shuts down first, the queue position and the lease expire.
 //!
 //! A lease alone protects nothing, because its holder may be paused until after the lease has

@@ -73,8 +73,8 @@ impl Acquire {
 
     /// Returns whether the caller has chosen the id and may retry.
     ///
-    /// If so, a store keeps the request's position in the queue for a moment after the request is
-    /// dropped. Otherwise the store removes all traces of the request.
+    /// If so, a store of this crate keeps the request's position in the queue for three seconds
+    /// after the request is dropped. Otherwise the store removes all traces of the request.
     #[must_use]
     pub const fn has_chosen_id(&self) -> bool {
         self.chosen_id

@@ -25,7 +25,7 @@ pub trait Leases: Send + Sync + 'static {
     /// # Cancel safety
     ///
     /// If the future is dropped while it waits, the request leaves the queue, and a lease that was
-    /// granted to the request in the meantime is released. If the caller has chosen the lease id
+    /// granted to the dropped request is released. If the caller has chosen the lease id
     /// ([`Acquire::lease_id`]), the position or the lease is kept for a few seconds, for a retry.
     fn acquire(
         &self,

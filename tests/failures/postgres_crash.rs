@@ -81,7 +81,7 @@ async fn epoch_survives_a_crash_of_postgres_without_synchronous_commit() {
     let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
     let after = crash(&mut server, before, next).await;
     let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
-    assert!(again > epoch, "epoch {epoch} was issued twice");
+    assert!(again > epoch, "epoch {epoch} was assigned twice");
     after.pool().close().await;
 }
 

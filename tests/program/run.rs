@@ -204,8 +204,8 @@ async fn a_signal_ends_the_wait() {
     are_waiting(&server, 0).await;
 }
 
-/// Otherwise the store would keep the position for a moment, and grant the lease to a process that
-/// has ended.
+/// Otherwise the store would keep the position for three seconds, and grant the lease to a process
+/// that has ended.
 #[tokio::test]
 async fn refused_command_leaves_the_queue() {
     let (_db, server) = serving().await;

@@ -72,9 +72,9 @@ impl Etcd {
                 Some(lease) if self.is_held(lease).await? => lease,
                 _ => {
                     // The client releases the id of a request that waits. The process of the
-                    // request notices that the position is lost. If the client has left, the
-                    // process abandons the request. If not, for example because this release was
-                    // delayed, the request joins the end of the queue.
+                    // request detects that the position is lost. If the client has disconnected,
+                    // the process abandons the request. If not, for example because this release
+                    // was delayed, the request joins the end of the queue.
                     if let Some(position) = &view.position {
                         let ticket = position.stored.ticket;
                         self.leave(resource, &id, position, ticket).await?;

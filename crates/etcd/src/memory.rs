@@ -92,7 +92,7 @@ impl Memory {
     }
 
     fn counters(&self) -> MutexGuard<'_, HashMap<u8, Counter>> {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

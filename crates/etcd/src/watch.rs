@@ -5,7 +5,7 @@
 //!    waits. When it is a waiter's turn, the process notifies the request with the waiter's ticket.
 //!    If the waiter belongs to another process, the notification has no effect. If a waiter has
 //!    lost its position, for example because its lease id was released through another process, the
-//!    process makes it retry, or abandons the request if its client has left.
+//!    process makes it retry, or abandons the request if its client has disconnected.
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
 //!    it again. If that fails, every waiter of the resource retries, and receives its position, its
 //!    grant, or an error. If the calls of the process go to another endpoint than the watch, one

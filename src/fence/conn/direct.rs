@@ -52,8 +52,8 @@ impl<DB: Transactions> Direct<DB> {
     }
 
     /// Closes the idle connections of the pool after one session turned out to be unusable, for
-    /// example because the database is read-only, or because its host is gone. The other sessions
-    /// are usually unusable as well. The pool opens new connections when they are needed.
+    /// example because the database is read-only, or because its host is unreachable. The other
+    /// sessions are usually unusable as well. The pool opens new connections when they are needed.
     pub(super) fn close_idle(&self) {
         // A database in memory exists only as long as its connections.
         if !DB::HAS_SERVER {

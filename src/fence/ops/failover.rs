@@ -6,7 +6,7 @@
 //! 2. An operator reports every other failover (`after_failover`), before any client writes.
 //!
 //! [The guide](crate::guide::failover#why-earlier-tokens-become-stale) describes why the fence
-//! makes all earlier tokens stale, how it notices a failover, and which failovers an operator must
+//! makes all earlier tokens stale, how it detects a failover, and which failovers an operator must
 //! report.
 
 use std::pin::Pin;
@@ -55,7 +55,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// promotion that the partition has not caught up with yet. One transaction updates the rows of
     /// all resources, while other writes wait. It may take [minutes and much disk
     /// space](crate::guide::failover#failover-runbook), and is durable even with
-    /// `synchronous_commit = off`. If the database has issued no epoch in any partition, nothing
+    /// `synchronous_commit = off`. If the database has assigned no epoch in any partition, nothing
     /// changes, because the tokens belong to another issuer. In that case, handle the failover in
     /// that issuer.
     ///

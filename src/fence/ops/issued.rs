@@ -21,8 +21,8 @@ impl Default for IssuedEpochs {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Returns the first claim whose token has an epoch that this database has never issued, and is
-    /// above every token that was announced for its resource.
+    /// Returns the first claim whose token has an epoch that this database has never assigned, and
+    /// is above every token that was announced for its resource.
     ///
     /// An announced token may be above all epochs: if `max_token` was above the next value of the
     /// token counter, the issuer granted a token above `max_token`.

@@ -51,7 +51,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Makes the epochs that this database issues begin above `token`, in all partitions.
+    /// Makes the epochs that this database assigns begin above `token`, in all partitions.
     ///
     /// Call this when you replace another lock server with one of this crate's issuers, if the
     /// issuer's grants are [not announced](crate::guide::other_lock_servers#changing-the-issuer).

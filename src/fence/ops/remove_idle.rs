@@ -85,7 +85,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// With another issuer, pass the highest token that the issuer is known to have granted, as
     /// [`LiveTokens::granted_up_to`]. With ZooKeeper this is required, because its tokens lie in
-    /// epochs that this database has never issued.
+    /// epochs that this database has never assigned.
     ///
     /// # Errors
     ///

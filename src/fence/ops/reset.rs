@@ -45,7 +45,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// break the lease first, and wait until the requests of its holder have ended. This method
     /// refuses a token that is below the grants that are recorded in the database: the highest
     /// announced token of the resource, unless that is the highest possible token, and the last
-    /// epoch that was issued for the resource's partition. If the row of the resource was removed,
+    /// epoch that was assigned in the resource's partition. If the row of the resource was removed,
     /// and leases are in this database, this method also refuses a token that is below both the
     /// floor of the partition and the end of that epoch. If a forged token has caused a grant at
     /// the end of the range, the database no longer has a record of the earlier grants of the row.

@@ -67,7 +67,7 @@ impl Listener {
 
     /// Starts the task unless it is running.
     fn begin<B: Backend>(&self, store: &Arc<Store<B>>) {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(AbortHandle::is_finished) {
             let receiving = receive(Arc::clone(store), self.turns.clone());

@@ -117,7 +117,7 @@ impl Waiter {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -211,8 +211,9 @@ impl Turns {
         }
     }
 
-    /// Ends the wait of the request with this ticket if its client has left, and otherwise makes
-    /// the request retry. If the request has already been granted the lease, it keeps the lease.
+    /// Ends the wait of the request with this ticket if its client has disconnected, and otherwise
+    /// makes the request retry. If the request has already been granted the lease, it keeps the
+    /// lease.
     ///
     /// A backend calls this method if the lease id of the request was released, perhaps through
     /// another process, or if the request is no longer in the queue.
@@ -301,7 +302,7 @@ impl Turns {
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         let queues = self.0.queues.lock();
         queues.unwrap_or_else(PoisonError::into_inner)
     }

@@ -47,7 +47,7 @@ impl MemoryBackend {
     }
 
     fn partition(&self, number: u8) -> MutexGuard<'_, Partition> {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         self.partitions[usize::from(number)]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

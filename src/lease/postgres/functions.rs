@@ -327,7 +327,7 @@ fn failed(error: CallError) -> LeaseError {
     }
 }
 
-/// Converts milliseconds, which are at most a century.
+/// Converts milliseconds, which are at most 100 years.
 fn signed(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX)
 }

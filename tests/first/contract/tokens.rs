@@ -173,7 +173,7 @@ async fn acquire(resource: &str, epoch: i64) -> (Vec<u8>, Response) {
     (asked, response)
 }
 
-/// A source that grants one epoch, and records the partitions.
+/// A source that assigns one epoch, and records the partitions.
 struct EpochSource {
     epoch: Epoch,
     asked: Arc<Mutex<Vec<u8>>>,

@@ -129,7 +129,7 @@ async fn forged_row_is_moved_once_per_missed_promotion() {
     refuses(&fence, lost, forged + 2_000_000).await;
 }
 
-/// The operator reported a failover, and an epoch was issued afterwards. The promotion lost both.
+/// The operator reported a failover, and an epoch was assigned afterwards. The promotion lost both.
 #[tokio::test]
 async fn promotion_advances_further_than_an_operator_call() {
     let (_db, lost) = in_epoch_1::<Postgres>().await;

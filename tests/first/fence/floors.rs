@@ -205,7 +205,7 @@ async fn forged_token_does_not_block_its_partition<DB: TestDatabase>() {
     fence.raise(&sku(), next_epoch).await.unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 0);
-    // Once that epoch is issued, the row is removed, and the floor includes its token.
+    // Once that epoch is assigned, the row is removed, and the floor includes its token.
     fence.next_epoch(110, Epoch::FIRST).await.unwrap();
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     let tx = fence.begin(&sku(), next_epoch, TokenUse::SingleUse).await;

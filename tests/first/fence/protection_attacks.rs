@@ -154,7 +154,7 @@ async fn reassigned_guard_names_an_owner_without_privileges() {
             format!("the guard of public.{written} runs with the privileges of {owner}: ");
         assert!(refused.message.starts_with(&expected), "{refused:?}");
     }
-    // The hint of another call contains the remedy.
+    // The error of `protect` has a hint with the statement that repairs the guard.
     let protect = "SELECT tower_fence.protect('whole', '{sku}')";
     let refused = is_refused(execute(&mut conn, protect).await, "42501");
     db.execute(&refused.hint).await;

@@ -81,7 +81,7 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     let below = fence.reset(&sku(), announced).await;
     assert_matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == FORGED);
     // The highest possible token is ignored here, because otherwise a reset would be impossible.
-    // Only the issued epochs limit the reset.
+    // Only the assigned epochs limit the reset.
     fence
         .announce(&sku(), Token::MAX, &lease, false)
         .await

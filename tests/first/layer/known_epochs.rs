@@ -1,4 +1,4 @@
-//! `FenceLayer::issued_by_this_database`: a token of an epoch that was never issued is refused.
+//! `FenceLayer::issued_by_this_database`: a token of an epoch that was never assigned is refused.
 
 use std::time::Duration;
 

@@ -116,8 +116,8 @@ async fn write_with_the_token_before_renewal_is_refused() {
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 }
 
-/// A renewal with a new token is lost if another lease was announced, or another token was used,
-/// although the new token is the highest.
+/// A renewal with a new token reports that the lease is lost if another lease was announced or
+/// another token was used, even if the new token is the highest.
 async fn renewal_after_another_writer_is_lost<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();

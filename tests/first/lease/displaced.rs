@@ -311,7 +311,7 @@ async fn late_grant_after_a_release_is_undone() {
     assert_eq!(*store.holder.lock().unwrap(), None);
 }
 
-/// The client's wait is over. Its position is kept for a moment, in case the client retries.
+/// The client's wait is over. Its position is kept for three seconds, in case the client retries.
 #[tokio::test]
 async fn release_ends_the_grant_of_a_kept_request() {
     let (one, two, _db) = Memory::fresh().await;

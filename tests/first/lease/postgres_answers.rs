@@ -40,7 +40,8 @@ impl Site {
         let mut is_asked = false;
         let proxy = Proxy::judging(db.addr(), move |sender, message| match sender {
             Sender::Client => {
-                // The name is among the arguments, after the statement.
+                // The message contains the name of the resource as an argument, after the
+                // statement.
                 if message.windows(5).any(|part| part == b"sku-1") {
                     is_asked = is_next.swap(false, SeqCst);
                 }

@@ -375,7 +375,7 @@ async fn last_epoch_of_another_issuer_is_not_shared() {
 #[tokio::test]
 async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
-    // The tokens of these grants belong to an issued epoch, but were not announced.
+    // The tokens of these grants belong to an assigned epoch, but were not announced.
     db.execute(
         "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
     )

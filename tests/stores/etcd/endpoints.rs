@@ -50,8 +50,8 @@ async fn next_endpoint_is_tried_if_one_is_unreachable() {
     }
 }
 
-/// The endpoint that has executed a transaction loses the next call, so the call goes to another
-/// member.
+/// The first status call to the member that has executed a transaction fails, so the call goes to
+/// another member.
 #[tokio::test]
 async fn status_is_read_from_the_member_that_answered() {
     let (cluster, db) = (EtcdCluster::start(2).await, Sqlite::fresh(2).await);

@@ -199,7 +199,7 @@ async fn late_epoch_does_not_begin_on_another_counter() {
 async fn database_behind_the_counter_does_not_lower_the_epoch() {
     let (server, _db, leases) = with_leases().await;
     grant_and_release(&leases).await;
-    // The counter is far ahead, and belongs to another incarnation. The database has issued epoch
+    // The counter is far ahead, and belongs to another incarnation. The database has assigned epoch
     // 1.
     server
         .command(&["HSET", COUNTER, "epoch", "70", "history", "0"])
