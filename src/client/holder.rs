@@ -143,8 +143,8 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the request leaves the queue, and a lease that was granted in the
-    /// meantime is released.
+    /// If the future is dropped, the request leaves the queue, and a lease that was granted to it
+    /// is released.
     ///
     /// # Panics
     ///

@@ -374,7 +374,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     }
 
     /// If the layer checks the epochs, refuses a token with an epoch that this database has never
-    /// issued.
+    /// assigned.
     async fn check_epochs(&self, claims: &Claims) -> Result<(), Refusal> {
         if self.known_epochs
             && let Some(claim) = self.fence.unknown_epoch(claims).await?

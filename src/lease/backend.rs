@@ -82,7 +82,7 @@ pub trait Backend: Send + Sync + 'static {
     /// 0, lists at most one.
     ///
     /// A lease that is held during the whole listing must be on one of its pages, even if other
-    /// leases end in the meantime.
+    /// leases end during the listing.
     ///
     /// # Errors
     ///
@@ -106,8 +106,8 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns the reason why no notifications can be received. Waiting requests poll in the
-    /// meantime.
+    /// Returns the reason why no notifications can be received. Until a later call succeeds,
+    /// waiting requests poll.
     fn listen(&self, turns: &Turns) -> impl Future<Output = Result<(), LeaseError>> + Send {
         async {
             turns.ready("");

@@ -26,7 +26,8 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// If the future is dropped while it waits, the request leaves the queue, and a lease that was
     /// granted to the dropped request is released. If the caller has chosen the lease id
-    /// ([`Acquire::lease_id`]), the position or the lease is kept for a few seconds, for a retry.
+    /// ([`Acquire::lease_id`]), the position or the lease is kept for a few seconds, so that the
+    /// caller can retry.
     fn acquire(
         &self,
         resource: &Resource,

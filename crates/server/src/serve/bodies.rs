@@ -67,9 +67,9 @@ impl Drop for Unread {
     }
 }
 
-/// The body of a request. If it is dropped unread, a task reads the rest for a moment. Otherwise
-/// the connection would be closed with unread bytes, which resets it, and the client could lose the
-/// response.
+/// The body of a request. If it is dropped unread, a task reads the rest for at most a second.
+/// Otherwise the connection would be closed with unread bytes, which resets it, and the client
+/// could lose the response.
 pub(super) struct RequestBody {
     /// `None` at the end of the body.
     rest: Option<(Incoming, Unread)>,

@@ -93,8 +93,8 @@ impl Client {
         self.side.recorder.record([lost]);
     }
 
-    /// Records that a requested lease was not granted. Its position in the queue may be kept for a
-    /// moment.
+    /// Records that a requested lease was not granted. Its position in the queue may be kept for
+    /// three seconds.
     pub(super) fn is_not_granted(&self, resource: usize, invoked: Moment) {
         let refused = Operation::grant(resource, invoked, Answer::Undone);
         self.side.recorder.record([refused]);
