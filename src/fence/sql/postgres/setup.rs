@@ -173,7 +173,8 @@ impl Setup for Postgres {
         if let Some(unlogged) = unlogged {
             return Err(misconfigured(format!(
                 "a crash would empty the unlogged tables {unlogged} in the schema {schema}: \
-                 set them LOGGED, and if the server has crashed since they became unlogged, restore a backup"
+                 set them LOGGED, and if the server has crashed since they became unlogged, \
+                 restore a backup"
             )));
         }
         let writers: Option<String> = row.try_get("writers")?;

@@ -1,6 +1,7 @@
 -- Releases a lease that is held under this id. Then grants a lease to the first waiter. If a
 -- request waits under this id instead, notifies its issuer with a `-` before the ticket. If the
--- client of that request has disconnected, the issuer abandons the request. ARGV: …, lease id.
+-- client of that request has disconnected, the issuer abandons the request.
+-- ARGV: …, lease id.
 -- Returns {'released'} or {'lost'}.
 
 -- release_first.lua has read `value`.
