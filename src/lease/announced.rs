@@ -35,9 +35,7 @@ use super::{
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
-    events,
-    header::FencingToken,
-    metrics,
+    events, metrics,
     sampler::Sampler,
     time::after,
     token::{Resource, Token},
@@ -97,11 +95,9 @@ const ATTEMPTS: usize = 8;
 pub struct Announced<L, A> {
     leases: Arc<L>,
     resources: Arc<A>,
-    tokens: Arc<AnnouncedTokens>,
+    /// The tokens of held leases that this process has announced.
+    tokens: Arc<Expiring<(Resource, LeaseDigest), Token>>,
 }
-
-/// Tokens of held leases that this process has announced, with their signatures.
-type AnnouncedTokens = Expiring<(Resource, LeaseDigest), (Token, Option<FencingToken>)>;
 
 impl<L, A> Announced<L, A> {
     /// Announces the grants of `leases` to `resources`. The method `announced_to` of this crate's
@@ -138,17 +134,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Lease, LeaseError> {
-        let mut lease = self.leases.renew(resource, id, request).await?;
-        let keeps_token = !request.new_token;
-        let announced = self.last_announced(&lease);
-        if let Some((token, signed)) =
-            announced.filter(|(token, _)| keeps_token || *token == lease.token)
-        {
-            // If the announced token is higher, another renewal has received it and was answered
-            // first.
-            if token > lease.token {
-                (lease.token, lease.signed) = (token, signed);
-            }
+        let lease = self.leases.renew(resource, id, request).await?;
+        if self.tokens.get(&key_of(&lease)) == Some(lease.token) {
             self.note_announced(&lease);
             return Ok(lease);
         }
@@ -190,17 +177,9 @@ impl<L: LeaseAdmin, A: Announce + 'static> LeaseAdmin for Announced<L, A> {
 }
 
 impl<L, A> Announced<L, A> {
-    /// Returns the token that was announced for a lease, and its signature, unless the token is
-    /// lower than `lease.token`.
-    fn last_announced(&self, lease: &Lease) -> Option<(Token, Option<FencingToken>)> {
-        let announced = self.tokens.get(&key_of(lease));
-        announced.filter(|(token, _)| *token >= lease.token)
-    }
-
     /// Stores a token until its lease has certainly expired.
     fn note_announced(&self, lease: &Lease) {
-        let announced = (lease.token, lease.signed.clone());
-        self.tokens.insert(key_of(lease), announced, lease.ttl);
+        self.tokens.insert(key_of(lease), lease.token, lease.ttl);
     }
 }
 
@@ -342,7 +321,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     }
 }
 
-/// Returns the key of a lease in [`AnnouncedTokens`].
+/// Returns the key of a lease in [`Announced::tokens`].
 fn key_of(lease: &Lease) -> (Resource, LeaseDigest) {
     (lease.resource.clone(), LeaseDigest::of(lease.id.expose()))
 }
@@ -460,7 +439,7 @@ mod tests {
             ["sku-1", "sku-2", "sku-3"].map(|name| Resource::new(name).unwrap());
         let acquire = async |resource, ttl| {
             let lease = leases.acquire(resource, Acquire::new(ttl)).await.unwrap();
-            assert_eq!(leases.last_announced(&lease), Some((lease.token, None)));
+            assert_eq!(leases.tokens.get(&key_of(&lease)), Some(lease.token));
             lease
         };
         let (expired, released, held) = (
@@ -472,7 +451,7 @@ mod tests {
         release.await.unwrap();
         advance(ttl).await;
         let cached =
-            [&expired, &released, &held].map(|lease| leases.last_announced(lease).is_some());
+            [&expired, &released, &held].map(|lease| leases.tokens.get(&key_of(lease)).is_some());
         assert_eq!(cached, [false, false, true]);
     }
 }
