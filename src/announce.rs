@@ -112,24 +112,16 @@ impl fmt::Debug for LeaseDigest {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {
-    /// The fence of the resource has already received a higher token, or a higher token was
-    /// announced. The issuer may repeat the grant with `next` or any higher token. If the call
+    /// The fence of the resource has already received another token that supersedes the grant. The
+    /// issuer may repeat the grant with any token above `max_token`, if one is left. If the call
     /// renews a lease, the lease is lost.
-    #[error("another token was used on the resource or announced: the next one is {next}")]
+    #[error("token {max_token} was already used on the resource or announced")]
     Superseded {
-        /// The lowest token above all tokens that were used or announced.
-        next: Token,
-        /// Whether this grant was the last announcement. If so, and if `next` follows its token,
-        /// the token has been used since.
-        was_last: bool,
-    },
-    /// The fence of the resource has received the highest possible token.
-    #[error(
-        "token {max_token} was used on the resource or announced, and no token is left above it"
-    )]
-    Exhausted {
         /// The highest token that is stale or was announced.
         max_token: i64,
+        /// Whether this grant was the last announcement. If so, and if `max_token` is its token,
+        /// the token has been used since, and a renewal that keeps the token is not lost.
+        was_last: bool,
     },
     /// The resource's fence is unreachable, or the announcement timed out while it waited for a
     /// write in progress.

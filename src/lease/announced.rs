@@ -231,27 +231,20 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 // The holder has used the token since its announcement, and the resource has not
                 // received a higher one.
                 Err(AnnounceError::Superseded {
+                    max_token,
                     was_last: true,
-                    next,
-                }) if keeps_token && next.get() == token.get() + 1 => {}
-                Err(AnnounceError::Superseded { next, .. }) => {
+                }) if keeps_token && max_token == token.get() => {}
+                Err(AnnounceError::Superseded { max_token, .. }) => {
                     granted_at = Instant::now();
-                    lease = match renewal {
-                        None => self.token_above(&lease, ttl, next).await?,
-                        Some(request) => self.current(&lease, request, next).await?,
+                    let next = Token::new(max_token.saturating_add(1));
+                    lease = match (renewal, next) {
+                        (None, Ok(next)) => self.token_above(&lease, ttl, next).await?,
+                        (None, Err(_)) => return Err(LeaseError::exhausted(resource, max_token)),
+                        (Some(request), next) => {
+                            let next = next.unwrap_or(Token::MAX);
+                            self.current(&lease, request, next).await?
+                        }
                     };
-                    continue;
-                }
-                // This error corresponds to the first `Superseded` above, for the highest possible
-                // token, which has no next one.
-                Err(AnnounceError::Exhausted { max_token })
-                    if keeps_token && max_token == token.get() => {}
-                Err(AnnounceError::Exhausted { max_token }) => {
-                    // The highest possible token supersedes a renewal like any other foreign token.
-                    let Some(request) = renewal.filter(|_| max_token > token.get()) else {
-                        return Err(LeaseError::exhausted(resource, max_token));
-                    };
-                    lease = self.current(&lease, request, Token::MAX).await?;
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -352,7 +345,7 @@ fn note_superseded(lease: &Lease, next: Token) {
 /// Returns the error for a grant whose announcements were refused.
 fn superseded(next: Token) -> LeaseError {
     LeaseError::unavailable(AnnounceError::Superseded {
-        next,
+        max_token: next.get() - 1,
         was_last: false,
     })
 }

@@ -158,9 +158,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             match announcement.await? {
                 Announcement::Announced => Ok(Ok(())),
                 Announcement::Superseded { highest, was_last } => {
-                    Ok(Err(match Token::new(highest + 1) {
-                        Ok(next) => AnnounceError::Superseded { next, was_last },
-                        Err(_) => AnnounceError::Exhausted { max_token: highest },
+                    Ok(Err(AnnounceError::Superseded {
+                        max_token: highest,
+                        was_last,
                     }))
                 }
                 Announcement::Behind => Err(Halt::Behind),

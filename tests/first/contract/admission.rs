@@ -14,7 +14,7 @@ use serde::Deserialize;
 use sqlx::Sqlite;
 use tower::ServiceExt;
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Resource, TokenUse,
+    AdmitError, Fence, FenceLayer, FencedTx, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
     layer::NoTransaction,
 };
@@ -280,12 +280,18 @@ pub(super) async fn run<DB: TestDatabase>(
             let digest = LeaseDigest::of(lease);
             let found = match fence.announce(name, token(value), &digest, false).await {
                 Ok(()) => Outcome::Announced,
-                Err(AnnounceError::Superseded { next, was_last, .. }) => {
-                    assert_eq!(Some(next.get()), expected, "{name}: {step:?}");
+                Err(AnnounceError::Superseded {
+                    max_token,
+                    was_last,
+                }) => {
+                    let next = Token::new(max_token + 1).ok();
+                    assert_eq!(next.map(Token::get), expected, "{name}: {step:?}");
                     assert_eq!(was_last, expected_last, "{name}: {step:?}");
-                    Outcome::Superseded
+                    match next {
+                        Some(_) => Outcome::Superseded,
+                        None => Outcome::Exhausted,
+                    }
                 }
-                Err(AnnounceError::Exhausted { .. }) => Outcome::Exhausted,
                 Err(error) => panic!("{name}: {step:?}: {error:?}"),
             };
             (found, outcome, max_token)

@@ -133,9 +133,10 @@ async fn grant_below_the_floor_is_superseded<DB: TestDatabase>() {
             .announce(&sku(), token(superseded), &other, false)
             .await;
         match announced {
-            Err(AnnounceError::Superseded { next, was_last }) => {
-                assert_eq!((next, was_last), (token(8), false));
-            }
+            Err(AnnounceError::Superseded {
+                max_token,
+                was_last,
+            }) => assert_eq!((max_token, was_last), (7, false)),
             other => panic!("{other:?}"),
         }
         assert_eq!(rows(&db).await, 0);

@@ -111,12 +111,12 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     assert!(again.is_err() && !is_last, "{again:?}");
 }
 
-/// Announces a token. If the token is superseded, returns the next token.
+/// Announces a token. If the token is superseded, returns the token after the highest one.
 async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str) -> Option<i64> {
     let lease = LeaseDigest::of(lease);
     match fence.announce(&sku(), token(value), &lease, false).await {
         Ok(()) => None,
-        Err(AnnounceError::Superseded { next, .. }) => Some(next.get()),
+        Err(AnnounceError::Superseded { max_token, .. }) => Some(max_token + 1),
         Err(error) => panic!("{error:?}"),
     }
 }
@@ -216,10 +216,14 @@ async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
         .unwrap();
     let other = LeaseDigest::of("b");
     let refused = fence.announce(&sku(), Token::MAX, &other, false).await;
-    let Err(AnnounceError::Exhausted { max_token }) = refused else {
+    let Err(AnnounceError::Superseded {
+        max_token,
+        was_last,
+    }) = refused
+    else {
         panic!("{refused:?}");
     };
-    assert_eq!(max_token, Token::MAX.get());
+    assert_eq!((max_token, was_last), (Token::MAX.get(), false));
 }
 
 /// Repeatedly announces two grants with the same token at the same time.

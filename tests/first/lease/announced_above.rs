@@ -3,8 +3,8 @@
 use axum::Router;
 use sqlx::Sqlite;
 use tower_fence::{
-    Token, TokenUse,
-    announce::AnnounceError,
+    Resource, Token, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
     client::{AcquireError, Holder, HttpLeases},
     issuer,
     lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, RedisLeases, Renew},
@@ -99,6 +99,35 @@ async fn a_foreign_token_without_a_next_one_supersedes_a_renewal() {
     }
 }
 
+/// The fence has received an announcement of the highest possible token, and the token was used.
+#[tokio::test]
+async fn renewal_keeps_the_last_token_only_of_its_own_lease() {
+    let db = Sqlite::fresh(2).await;
+    let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
+    let leases = store.clone().announced_to(db.fence());
+    for (name, is_own) in [("sku-1", true), ("sku-2", false)] {
+        let resource = Resource::new(name).unwrap();
+        let lease = grant(&store, &resource, LONG).await;
+        let last = Renew::new(LONG).at_least(Token::MAX);
+        store.renew(&resource, &lease.id, last).await.unwrap();
+        let announced = match is_own {
+            true => LeaseDigest::of(lease.id.expose()),
+            false => LeaseDigest::of("another lease"),
+        };
+        let announced = fence.announce(&resource, Token::MAX, &announced, false);
+        announced.await.unwrap();
+        let tx = fence
+            .begin(&resource, Token::MAX, TokenUse::SingleUse)
+            .await;
+        tx.unwrap().commit().await.unwrap();
+        let renewed = leases.renew(&resource, &lease.id, Renew::new(LONG)).await;
+        match is_own {
+            true => assert_eq!(renewed.unwrap().token, Token::MAX),
+            false => assert_matches!(renewed, Err(LeaseError::Lost { .. })),
+        }
+    }
+}
+
 #[tokio::test]
 async fn remote_issuer_takes_no_request_for_a_higher_token() {
     let db = Sqlite::fresh(2).await;
@@ -113,7 +142,7 @@ async fn remote_issuer_takes_no_request_for_a_higher_token() {
     };
     let superseded = cause.downcast_ref::<AnnounceError>();
     assert!(
-        matches!(superseded, Some(AnnounceError::Superseded { next, .. }) if *next == forged()),
+        matches!(superseded, Some(AnnounceError::Superseded { max_token, .. }) if *max_token == forged().get() - 1),
         "{cause:?}"
     );
     assert!(store.inspect(&sku()).await.unwrap().is_none());

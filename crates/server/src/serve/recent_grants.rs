@@ -118,8 +118,6 @@ fn is_busy(error: &(dyn Error + 'static)) -> bool {
 mod tests {
     use std::{io, sync::Arc};
 
-    use tower_fence::Token;
-
     use super::*;
 
     /// Grants whose times are given, in seconds since the start of the test.
@@ -221,7 +219,7 @@ mod tests {
     #[test]
     fn busy_resources_alone_do_not_concern_the_store() {
         let superseded = AnnounceError::Superseded {
-            next: Token::new(2).unwrap(),
+            max_token: 1,
             was_last: false,
         };
         for reason in [

@@ -45,9 +45,11 @@ impl Row {
             || token.get() <= self.announced && !was_last
             || renews && !owns
         {
-            let next = self.max_token.max(self.announced) + 1;
-            let next = Token::new(next).unwrap();
-            return Err(AnnounceError::Superseded { next, was_last });
+            let max_token = self.max_token.max(self.announced);
+            return Err(AnnounceError::Superseded {
+                max_token,
+                was_last,
+            });
         }
         self.max_token = self.max_token.max(token.get() - 1);
         self.announced = token.get();
