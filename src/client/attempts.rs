@@ -57,8 +57,10 @@ impl<L: Leases> Holder<L> {
                 // restarts the TTL.
                 Ok(_) => {
                     *is_sent = true;
-                    match self.renew(resource, id).await {
-                        Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
+                    let asked_at = Instant::now();
+                    let renew = Renew::new(self.ttl);
+                    match self.leases.renew(resource, id, renew).await {
+                        Ok(lease) if asked_at.elapsed() < lease.ttl => {
                             return Ok((lease, asked_at));
                         }
                         Ok(_) => LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut)),
@@ -102,28 +104,11 @@ impl<L: Leases> Holder<L> {
                 ),
             };
             if !may_pass || Instant::now() >= deadline {
-                return Err(match error {
-                    // The caller has not received the lease yet, so "lost" would be misleading.
-                    lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
-                    other => other,
-                });
+                return Err(error.not_yet_held());
             }
             let pause = pauses.next().unwrap_or(LONGEST_PAUSE);
             sleep_until(deadline.min(Instant::now() + pause)).await;
         }
-    }
-
-    async fn renew(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-    ) -> Result<(Lease, Instant), LeaseError> {
-        let asked_at = Instant::now();
-        let lease = self
-            .leases
-            .renew(resource, id, Renew::new(self.ttl))
-            .await?;
-        Ok((lease, asked_at))
     }
 }
 

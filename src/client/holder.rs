@@ -157,15 +157,6 @@ impl<L: Leases> Holder<L> {
         let mut is_sent = false;
         let granted = self.ask(&resource, &id, &mut is_sent).await;
         let granted = granted.inspect_err(|error| {
-            // If the outcome is unknown, the lease may have been granted, and must be released. If
-            // no token is left, the store may have granted the lease before the announcement
-            // failed.
-            let is_unknown = matches!(
-                error,
-                LeaseError::Unavailable(_)
-                    | LeaseError::Misconfigured(_)
-                    | LeaseError::Exhausted { .. }
-            );
             // After a wait, the store may still keep the position in the queue, or it may have
             // granted the lease to an earlier attempt whose answer was lost. A release ends both.
             let has_waited = !self.wait.is_zero()
@@ -173,7 +164,7 @@ impl<L: Leases> Holder<L> {
                     error,
                     LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
                 );
-            if !is_sent || (!is_unknown && !has_waited) {
+            if !is_sent || (!error.may_be_granted() && !has_waited) {
                 release.keep();
             }
         })?;

@@ -188,15 +188,9 @@ impl Leases for HttpLeases {
             }
             return granted;
         }
-        // After these errors, the issuer may have granted the lease, so the guard releases it.
-        let may_be_granted = matches!(
-            granted,
-            Err(LeaseError::Unavailable(_)
-                | LeaseError::Misconfigured(_)
-                | LeaseError::Exhausted { .. })
-        );
+        // If the issuer may have granted the lease, the guard releases it.
         if let Some(unanswered) = &mut unanswered
-            && !may_be_granted
+            && !granted.as_ref().is_err_and(LeaseError::may_be_granted)
         {
             unanswered.keep();
         }

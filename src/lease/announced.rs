@@ -125,7 +125,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
             ..request
         };
         let acquired = self.acquire_once(resource, again).await;
-        acquired.map_err(unknown_lease)
+        acquired.map_err(LeaseError::not_yet_held)
     }
 
     async fn renew(
@@ -193,7 +193,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         let (ttl, chosen_id) = (request.ttl, request.chosen_id);
         let acquired = self.leases.acquire(resource, request).await;
-        let lease = acquired.map_err(unknown_lease)?;
+        let lease = acquired.map_err(LeaseError::not_yet_held)?;
         // The caller receives the lease only after the announcement. If the call is dropped before
         // that, the lease is released. If the caller has chosen the id, the lease is kept, because
         // the caller may retry, and another call under the id may already have returned the lease.
@@ -260,7 +260,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 // request, and would not release the lease.
                 lease = renewed.map_err(|error| match error {
                     error @ LeaseError::Unavailable(_) => LeaseError::unavailable(error),
-                    error if renewal.is_none() => unknown_lease(error),
+                    error if renewal.is_none() => error.not_yet_held(),
                     other => other,
                 })?;
             }
@@ -348,14 +348,6 @@ fn superseded(next: Token) -> LeaseError {
         max_token: next.get() - 1,
         was_last: false,
     })
-}
-
-/// Replaces `Lost` with `Unavailable`, because the caller has not received the lease yet.
-fn unknown_lease(error: LeaseError) -> LeaseError {
-    match error {
-        lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
-        other => other,
-    }
 }
 
 impl<L: fmt::Debug, A> fmt::Debug for Announced<L, A> {

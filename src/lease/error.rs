@@ -101,6 +101,25 @@ impl LeaseError {
         }
     }
 
+    /// Returns whether the store may have granted a lease although the acquisition failed: if the
+    /// store failed, the outcome is unknown, and if no token is left, the store may have granted
+    /// the lease before the announcement failed.
+    #[cfg(feature = "client")]
+    pub(crate) const fn may_be_granted(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable(_) | Self::Misconfigured(_) | Self::Exhausted { .. }
+        )
+    }
+
+    /// Replaces `Lost` with `Unavailable`, for a caller that has not received the lease yet.
+    pub(crate) fn not_yet_held(self) -> Self {
+        match self {
+            lost @ Self::Lost { .. } => Self::unavailable(lost),
+            other => other,
+        }
+    }
+
     pub(crate) fn exhausted(resource: &Resource, max_token: i64) -> Self {
         Self::Exhausted {
             resource: resource.clone(),
