@@ -51,16 +51,14 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         });
     let described = issuer.operator_openapi();
     let document = api::document(described.clone());
-    let issuer = issuer.serve_openapi(described);
+    let mut issuer = issuer.serve_openapi(described);
+    if let Some(keys) = token_keys {
+        one = one.verify_with(keys.clone());
+        both = both.verify_with(keys.clone());
+        issuer = issuer.sign_with(keys);
+    }
     // A real service would authenticate operators before it allows them to break leases.
-    let locks: Router = match token_keys {
-        Some(keys) => {
-            one = one.verify_with(keys.clone());
-            both = both.verify_with(keys.clone());
-            issuer.sign_with(keys).operator_router()
-        }
-        None => issuer.operator_router(),
-    };
+    let locks: Router = issuer.operator_router();
     // The layer covers only the methods of each route. Requests with other methods are answered
     // with 405, regardless of their token.
     let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());

@@ -105,7 +105,7 @@ use self::request::{ResourcePath, body_bytes, invalid, lease_id, no_members};
 pub use self::response::Rejection;
 use crate::{
     events,
-    lease::{Acquire, LeaseAdmin, LeaseError, Leases, Owner, Renew, Signed},
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, Leases, Owner, Renew},
     metrics,
     token_keys::TokenKeys,
     wire::{AcquireBody, RenewBody},
@@ -125,6 +125,7 @@ pub struct Issuer<L> {
     wait_limit: Duration,
     closed: Shared<BoxFuture<'static, ()>>,
     document: Option<Arc<Value>>,
+    keys: Option<TokenKeys>,
 }
 
 /// Maximum time for which a resource may stay blocked after a lease has expired.
@@ -142,6 +143,7 @@ impl<L: Leases> Issuer<L> {
             wait_limit: Duration::from_secs(60),
             closed: pending().boxed().shared(),
             document: None,
+            keys: None,
         }
     }
 
@@ -198,15 +200,9 @@ impl<L: Leases> Issuer<L> {
     /// Every client that can acquire a lease gets a signed token for it, so authentication in front
     /// of the issuer is still required.
     #[must_use]
-    pub fn sign_with(self, keys: TokenKeys) -> Issuer<Signed<L>> {
-        Issuer {
-            leases: Arc::new(Signed::over(self.leases, keys)),
-            ttl: self.ttl,
-            ttl_limits: self.ttl_limits,
-            wait_limit: self.wait_limit,
-            closed: self.closed,
-            document: self.document,
-        }
+    pub fn sign_with(mut self, keys: TokenKeys) -> Self {
+        self.keys = Some(keys);
+        self
     }
 
     /// Builds the router, which can be nested at any path.
@@ -241,6 +237,15 @@ impl<L: Leases> Issuer<L> {
             .route("/{resource}/break", post(operators::break_lease::<L>))
             .with_state(Arc::clone(&self.leases));
         openapi::serve(self.routes().merge(operators), document)
+    }
+
+    /// Returns the response with a lease, whose token is signed if the issuer has keys.
+    fn answer(&self, status: StatusCode, lease: Lease) -> Response {
+        let lease = match &self.keys {
+            Some(keys) => lease.sign(keys),
+            None => lease,
+        };
+        response::lease(status, &lease)
     }
 
     /// Returns the TTL for a request without a TTL, within the limits.
@@ -323,7 +328,7 @@ async fn acquire<L: Leases>(
         token = lease.token.get(),
         "granted a lease"
     );
-    Ok(response::lease(StatusCode::CREATED, &lease))
+    Ok(issuer.answer(StatusCode::CREATED, lease))
 }
 
 /// Renews a lease, and replaces its token if the request asks for it.
@@ -345,7 +350,7 @@ async fn renew<L: Leases>(
         renewed => renewed.map_err(|error| response::failed(error, Some(&resource)))?,
     };
     metrics::count("tower_fence_leases_renewed_total");
-    Ok(response::lease(StatusCode::OK, &lease))
+    Ok(issuer.answer(StatusCode::OK, lease))
 }
 
 async fn release<L: Leases>(

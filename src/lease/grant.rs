@@ -6,6 +6,7 @@ use super::{LeaseId, Owner};
 use crate::{
     header::FencingToken,
     token::{Resource, Token},
+    token_keys::TokenKeys,
 };
 
 /// The beginning of the year 10000, in seconds since 1970.
@@ -39,6 +40,12 @@ impl Lease {
             ttl,
             signed: None,
         }
+    }
+
+    /// Signs the token.
+    pub(crate) fn sign(mut self, keys: &TokenKeys) -> Self {
+        self.signed = Some(keys.sign(&self.resource, self.token));
+        self
     }
 
     /// Returns the value of the `Fencing-Token` header for writes under this lease. The value is

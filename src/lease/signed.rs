@@ -47,23 +47,17 @@ pub struct Signed<L> {
 impl<L> Signed<L> {
     /// Signs the tokens of `leases`.
     pub fn new(leases: L, keys: TokenKeys) -> Self {
-        Self::over(Arc::new(leases), keys)
-    }
-
-    pub(crate) const fn over(leases: Arc<L>, keys: TokenKeys) -> Self {
-        Self { leases, keys }
-    }
-
-    fn sign(&self, mut lease: Lease) -> Lease {
-        lease.signed = Some(self.keys.sign(&lease.resource, lease.token));
-        lease
+        Self {
+            leases: Arc::new(leases),
+            keys,
+        }
     }
 }
 
 impl<L: Leases> Leases for Signed<L> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let lease = self.leases.acquire(resource, request).await?;
-        Ok(self.sign(lease))
+        Ok(lease.sign(&self.keys))
     }
 
     /// Renews the lease and signs its token with the current key.
@@ -74,7 +68,7 @@ impl<L: Leases> Leases for Signed<L> {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         let lease = self.leases.renew(resource, id, request).await?;
-        Ok(self.sign(lease))
+        Ok(lease.sign(&self.keys))
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {

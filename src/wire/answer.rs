@@ -227,10 +227,7 @@ mod tests {
         };
         assert_eq!(read(&resource, lease.id.clone()), Some(lease.clone()));
         let keys = TokenKeys::new([TokenKey::random("k1").unwrap()]).unwrap();
-        let signed = Lease {
-            signed: Some(keys.sign(&resource, lease.token)),
-            ..lease.clone()
-        };
+        let signed = lease.clone().sign(&keys);
         let body: LeaseBody = resend(LeaseBody::from(&signed));
         let copied = body.into_lease(&resource, lease.id.clone()).unwrap();
         assert_eq!(copied, signed);

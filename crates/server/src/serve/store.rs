@@ -110,12 +110,12 @@ pub fn mount(
         .close_on(stop.clone().queue_over());
     let mut document = issuer.operator_openapi();
     describe(&mut document, access);
-    let issuer = issuer.serve_openapi(document);
+    let mut issuer = issuer.serve_openapi(document);
+    if let Some(keys) = keys {
+        issuer = issuer.sign_with(keys);
+    }
     Ok(Mounted {
-        locks: match keys {
-            Some(keys) => issuer.sign_with(keys).operator_router(),
-            None => issuer.operator_router(),
-        },
+        locks: issuer.operator_router(),
         console: Console::new(fence, leases, events).router(),
         health: Health::new(database, store, stop),
         place,
