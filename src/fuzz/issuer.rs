@@ -10,7 +10,7 @@ use crate::{
     stale::StaleToken,
     token::Resource,
     wire::{
-        AcquireBody, BreakBody, InvalidMember, LeaseBody, PageBody, RenewBody, StateBody,
+        AcquireBody, BreakBody, LeaseBody, PageBody, RenewBody, StateBody,
         refusal::{describe, problem_type, read},
     },
 };
@@ -28,17 +28,26 @@ pub fn issuer_body(bytes: &[u8]) {
             };
             assert_hidden(&secrets, &shown);
         }
-        Err(InvalidMember { field, why }) => {
+        Err(error) => {
+            let (field, detail) = parts(error);
             assert!(field.chars().count() <= 64 && !field.contains(char::is_control));
-            assert_hidden(&secrets, &why);
+            assert_hidden(&secrets, &detail);
         }
     }
     match RenewBody::read(bytes) {
         Ok(body) => assert_eq!(RenewBody::read(&to_vec(&body).unwrap()).unwrap(), body),
-        Err(InvalidMember { why, .. }) => assert_hidden(&secrets, &why),
+        Err(error) => assert_hidden(&secrets, &parts(error).1),
     }
-    if let Err(InvalidMember { why, .. }) = BreakBody::read(bytes) {
-        assert_hidden(&secrets, &why);
+    if let Err(error) = BreakBody::read(bytes) {
+        assert_hidden(&secrets, &parts(error).1);
+    }
+}
+
+/// Returns the field and the detail of the refusal of a body.
+fn parts(error: LeaseError) -> (String, String) {
+    match error {
+        LeaseError::Invalid { field, detail } => (field, detail),
+        other => panic!("{other:?}"),
     }
 }
 

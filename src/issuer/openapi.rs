@@ -313,10 +313,6 @@ mod tests {
         ];
         let limit_bytes = BODY_LIMIT_BYTES;
         let others = [
-            Rejection::InvalidRequest {
-                field: "a".into(),
-                why: String::new(),
-            },
             Rejection::UnsupportedMediaType,
             Rejection::Body(BodyError::TooLarge { limit_bytes }),
             Rejection::Body(BodyError::TimedOut {

@@ -16,7 +16,7 @@ use http::{
 use super::response::Rejection;
 use crate::{
     body,
-    lease::LeaseId,
+    lease::{LeaseError, LeaseId},
     token::{InvalidResource, Resource},
     wire::{LEASE_ID, read_nothing},
 };
@@ -28,10 +28,7 @@ pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns a rejection for an invalid part of the request.
 pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
-    Rejection::InvalidRequest {
-        field: field.into(),
-        why: why.to_string(),
-    }
+    LeaseError::invalid(field, why.to_string()).into()
 }
 
 /// Resource in the path, as one percent-encoded segment. The names `.` and `..` are refused,

@@ -22,7 +22,7 @@ use crate::{
     problem::{Problem, ProblemType},
     sampler::Sampler,
     token::Resource,
-    wire::{InvalidMember, LeaseBody, PageBody, StateBody, refusal},
+    wire::{LeaseBody, PageBody, StateBody, refusal},
 };
 
 /// Header that prohibits caches from storing a response, because lease ids are secrets.
@@ -64,15 +64,6 @@ pub(super) fn released() -> Response {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A part of the request has an invalid value.
-    #[error("`{field}`: {why}")]
-    InvalidRequest {
-        /// The invalid part: a member of the body, `body`, `query`, `limit`, `cursor`, `resource`,
-        /// or `lease-id`.
-        field: String,
-        /// The reason.
-        why: String,
-    },
     /// The content type is not JSON, although the request has a body or was sent by a browser. The
     /// issuer refuses such a request, because a page of another site may have caused it.
     #[error("the request needs `Content-Type: application/json`")]
@@ -83,7 +74,8 @@ pub enum Rejection {
     /// The application is shutting down, and the request was waiting or would have had to wait.
     #[error("the service is shutting down, and requests no longer wait")]
     Closing,
-    /// The store refused the request, or failed.
+    /// A part of the request has an invalid value ([`LeaseError::Invalid`]), or the store refused
+    /// the request, or failed.
     #[error(transparent)]
     Lease(#[from] LeaseError),
 }
@@ -93,20 +85,10 @@ impl Rejection {
     #[must_use]
     pub const fn problem_type(&self) -> ProblemType {
         match self {
-            Self::InvalidRequest { .. } => ProblemType::InvalidRequest,
             Self::UnsupportedMediaType => ProblemType::UnsupportedMediaType,
             Self::Closing => ProblemType::ServerBusy,
             Self::Body(error) => error.problem_type(),
             Self::Lease(error) => refusal::problem_type(error),
-        }
-    }
-}
-
-impl From<InvalidMember> for Rejection {
-    fn from(invalid: InvalidMember) -> Self {
-        Self::InvalidRequest {
-            field: invalid.field,
-            why: invalid.why,
         }
     }
 }
@@ -132,12 +114,10 @@ impl From<&Rejection> for Problem {
         let problem = Self::new(refused.problem_type());
         let problem = match refused {
             // The member `field` names the part.
-            Rejection::InvalidRequest { why, .. } => problem.detail(why),
             Rejection::Lease(LeaseError::Invalid { detail, .. }) => problem.detail(detail),
             _ => problem.detail(refused.to_string()),
         };
         match refused {
-            Rejection::InvalidRequest { field, .. } => refusal::invalid(problem, field),
             Rejection::UnsupportedMediaType => problem,
             Rejection::Closing => problem.retry_after(refusal::RETRY_AFTER),
             Rejection::Body(error) => Self::from(error),

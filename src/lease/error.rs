@@ -45,7 +45,8 @@ pub enum LeaseError {
     /// limits.
     #[error("invalid `{field}`: {detail}")]
     Invalid {
-        /// The invalid part of the request.
+        /// The invalid part of the request. An issuer names a member of the body, `body`, `query`,
+        /// `limit`, `cursor`, `resource`, or `lease-id`.
         field: String,
         /// The reason.
         detail: String,

@@ -8,18 +8,13 @@ use std::{
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value, error::Category};
 
-use crate::token::Token;
-
-/// Error returned for a member that is unknown, that occurs twice, or whose value is invalid.
-#[derive(Debug)]
-pub(crate) struct InvalidMember {
-    /// The name of the member, or `body` if the body is not a JSON object.
-    pub(crate) field: String,
-    /// The reason.
-    pub(crate) why: String,
-}
+use crate::{lease::LeaseError, token::Token};
 
 /// Members of a JSON object. A member that is null counts as absent.
+///
+/// The methods return [`LeaseError::Invalid`] for a member that is unknown, that occurs twice, or
+/// whose value is invalid. The field is the name of the member, or `body` if the body is not a JSON
+/// object.
 #[derive(Debug)]
 pub(super) struct Members(Map<String, Value>);
 
@@ -55,16 +50,13 @@ impl<'de> Deserialize<'de> for Object {
 
 impl Members {
     /// Parses a body. An empty body counts as an empty object.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, InvalidMember> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, LeaseError> {
         if bytes.trim_ascii().is_empty() {
             return Ok(Self(Map::new()));
         }
         match serde_json::from_slice(bytes) {
             Ok(Object(members, None)) => Ok(Self(members)),
-            Ok(Object(_, Some(twice))) => Err(InvalidMember {
-                field: short(&twice),
-                why: "occurs twice".into(),
-            }),
+            Ok(Object(_, Some(twice))) => Err(LeaseError::invalid(short(&twice), "occurs twice")),
             Err(error) => {
                 let expected = match error.classify() {
                     Category::Data => "must be a JSON object",
@@ -72,10 +64,8 @@ impl Members {
                 };
                 // The text of `error` may quote a secret, so only the position is used.
                 let (line, column) = (error.line(), error.column());
-                Err(InvalidMember {
-                    field: "body".into(),
-                    why: format!("{expected} (line {line}, column {column})"),
-                })
+                let detail = format!("{expected} (line {line}, column {column})");
+                Err(LeaseError::invalid("body", detail))
             }
         }
     }
@@ -84,26 +74,22 @@ impl Members {
         &mut self,
         name: &'static str,
         read: impl FnOnce(&Value) -> Result<T, String>,
-    ) -> Result<Option<T>, InvalidMember> {
+    ) -> Result<Option<T>, LeaseError> {
         match self.0.remove(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => read(&value).map(Some).map_err(|why| InvalidMember {
-                field: name.into(),
-                why,
-            }),
+            Some(value) => read(&value)
+                .map(Some)
+                .map_err(|detail| LeaseError::invalid(name, detail)),
         }
     }
 
-    pub(super) fn take_ms(&mut self, name: &'static str) -> Result<Option<u64>, InvalidMember> {
+    pub(super) fn take_ms(&mut self, name: &'static str) -> Result<Option<u64>, LeaseError> {
         self.take(name, |value| {
             whole(value).ok_or_else(|| "must be a whole number of milliseconds".to_owned())
         })
     }
 
-    pub(super) fn take_token(
-        &mut self,
-        name: &'static str,
-    ) -> Result<Option<Token>, InvalidMember> {
+    pub(super) fn take_token(&mut self, name: &'static str) -> Result<Option<Token>, LeaseError> {
         self.take(name, |value| {
             whole(value)
                 .and_then(|number| i64::try_from(number).ok())
@@ -112,7 +98,7 @@ impl Members {
         })
     }
 
-    pub(super) fn take_bool(&mut self, name: &'static str) -> Result<Option<bool>, InvalidMember> {
+    pub(super) fn take_bool(&mut self, name: &'static str) -> Result<Option<bool>, LeaseError> {
         self.take(name, |value| {
             value
                 .as_bool()
@@ -124,7 +110,7 @@ impl Members {
     pub(super) fn take_text<T: FromStr<Err: Display>>(
         &mut self,
         name: &'static str,
-    ) -> Result<Option<T>, InvalidMember> {
+    ) -> Result<Option<T>, LeaseError> {
         self.take(name, |value| {
             let text = value
                 .as_str()
@@ -135,13 +121,10 @@ impl Members {
 
     /// Refuses members that were not taken. Otherwise a mistyped name would silently select the
     /// default.
-    pub(super) fn finish(self) -> Result<(), InvalidMember> {
+    pub(super) fn finish(self) -> Result<(), LeaseError> {
         match self.0.into_iter().next() {
             None => Ok(()),
-            Some((field, _)) => Err(InvalidMember {
-                field: short(&field),
-                why: "unknown member".into(),
-            }),
+            Some((field, _)) => Err(LeaseError::invalid(short(&field), "unknown member")),
         }
     }
 }
@@ -169,8 +152,11 @@ mod tests {
     use super::*;
     use crate::lease::{LeaseId, Owner};
 
-    fn field<T: std::fmt::Debug>(refused: Result<T, InvalidMember>) -> String {
-        refused.unwrap_err().field
+    fn field<T: std::fmt::Debug>(refused: Result<T, LeaseError>) -> String {
+        match refused.unwrap_err() {
+            LeaseError::Invalid { field, .. } => field,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

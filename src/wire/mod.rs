@@ -15,12 +15,12 @@ mod request;
 
 use http::HeaderName;
 
+#[cfg(feature = "issuer")]
+pub(crate) use self::request::read_nothing;
 pub(crate) use self::{
     answer::{LeaseBody, PageBody, StateBody},
     request::{AcquireBody, BreakBody, RenewBody},
 };
-#[cfg(feature = "issuer")]
-pub(crate) use self::{members::InvalidMember, request::read_nothing};
 
 /// Header that carries a lease id.
 pub(crate) const LEASE_ID: HeaderName = HeaderName::from_static("lease-id");

@@ -56,16 +56,10 @@ pub(crate) fn describe(problem: Problem, error: &LeaseError) -> Problem {
         LeaseError::TooManyWaiters { resource } => problem
             .member("resource", resource.as_str())
             .retry_after(RETRY_AFTER),
-        LeaseError::Invalid { field, .. } => invalid(problem, field),
+        LeaseError::Invalid { field, .. } => problem.member("field", field.as_str()),
         LeaseError::Unavailable(_) => problem.retry_after(RETRY_AFTER),
         LeaseError::Misconfigured(_) => problem,
     }
-}
-
-/// Adds the name of the invalid part of the request.
-#[cfg(feature = "issuer")]
-pub(crate) fn invalid(problem: Problem, field: &str) -> Problem {
-    problem.member("field", field)
 }
 
 /// Members of an issuer's problem documents.
@@ -137,7 +131,8 @@ mod tests {
         for kind in [ProblemType::InvalidRequest, ProblemType::Misconfigured] {
             let detail = "é\n".repeat(100_000);
             let problem = Problem::new(kind).detail(&detail);
-            let body = serde_json::to_vec(&invalid(problem, &detail)).unwrap();
+            let problem = problem.member("field", detail.as_str());
+            let body = serde_json::to_vec(&problem).unwrap();
             let error = read(&body, None).unwrap();
             let text = crate::chain::Chain(&error).to_string();
             assert!(

@@ -4,7 +4,9 @@
 use serde::{Serialize, Serializer};
 
 #[cfg(feature = "issuer")]
-use super::members::{InvalidMember, Members};
+use super::members::Members;
+#[cfg(feature = "issuer")]
+use crate::lease::LeaseError;
 use crate::{
     lease::{Acquire, LeaseId, Owner, Renew},
     time::{at_least_1_ms, whole_ms},
@@ -53,7 +55,7 @@ pub(crate) struct BreakBody {
 #[cfg(feature = "issuer")]
 impl BreakBody {
     /// Reads a body. An empty body counts as an empty object.
-    pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, LeaseError> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
             token: members.take_token("token")?,
@@ -65,7 +67,7 @@ impl BreakBody {
 
 /// Reads the body of a request that takes no members.
 #[cfg(feature = "issuer")]
-pub(crate) fn read_nothing(bytes: &[u8]) -> Result<(), InvalidMember> {
+pub(crate) fn read_nothing(bytes: &[u8]) -> Result<(), LeaseError> {
     Members::parse(bytes)?.finish()
 }
 
@@ -73,7 +75,7 @@ pub(crate) fn read_nothing(bytes: &[u8]) -> Result<(), InvalidMember> {
 impl AcquireBody {
     /// Reads a body. An empty body counts as an empty object. The error names the first unknown or
     /// invalid member.
-    pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, LeaseError> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
             ttl_ms: members.take_ms("ttl_ms")?,
@@ -90,7 +92,7 @@ impl AcquireBody {
 #[cfg(feature = "issuer")]
 impl RenewBody {
     /// Reads a body. An empty body counts as an empty object.
-    pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, LeaseError> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
             ttl_ms: members.take_ms("ttl_ms")?,
