@@ -468,7 +468,7 @@ BEGIN
             catch_up_partition.partition, tower_fence.forgotten_epochs(before, here)
         ) IS NOT NULL;
         -- A probe is rolled back, so each probe would log the same line.
-        IF current_setting('tower_fence.is_probe', true) IS DISTINCT FROM 'on' THEN
+        IF moved AND current_setting('tower_fence.is_probe', true) IS DISTINCT FROM 'on' THEN
             RAISE LOG 'tower-fence: partition % has reached timeline %: earlier tokens are stale',
                 catch_up_partition.partition, substr(here, 3, 8);
         END IF;
@@ -1331,21 +1331,22 @@ BEGIN
     WHERE r.history = s.history;
     PERFORM tower_fence.end_superseded(l.resource) FROM tower_fence.leases AS l
     WHERE l.expires_at + l.lock_delay > clock_timestamp();
-    RETURN true;
+    RETURN stale[1] > 0;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.after_failover(bigint) IS
     'Makes all tokens that were granted in the epochs of this database stale, including tokens whose grants the '
     'database has lost, and breaks their leases. Operators call this function if the database may have lost confirmed '
     'writes without a change of its timeline, for example because a dump was restored. Call it before any client '
-    'writes. With an argument, the call has the effect of this number of calls. If no partition has an epoch, the tokens '
-    'of other issuers stay valid. The call waits up to 10 s for the transactions that write to resources, and for a '
+    'writes. With an argument, the call has the effect of this number of calls. If no partition has an epoch, returns '
+    'false, and all tokens stay valid. The call waits up to 10 s for the transactions that write to resources, and for a '
     'VACUUM, ANALYZE or CREATE INDEX CONCURRENTLY of that table, and rewrites all of its rows. Other writes wait '
     'meanwhile. If the call raises 40P01 (deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this '
     'case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
+AS $fence$
 BEGIN
     PERFORM tower_fence.wait_for_disk();
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;

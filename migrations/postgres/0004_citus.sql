@@ -425,7 +425,7 @@ BEGIN
             ELSE 'a worker has failed over: earlier tokens for its resources, and for resources without a row, are stale'
         END);
     END IF;
-    RETURN has_failed_over;
+    RETURN CASE WHEN is_requested THEN stale[1] > 0 ELSE has_failed_over END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_workers(bigint) IS

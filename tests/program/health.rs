@@ -37,6 +37,8 @@ async fn server_is_ready_while_its_postgres_answers() {
         json!({"status": "ready", "database": "ok", "leases": "ok"})
     );
     assert_eq!(ready.headers["cache-control"], "no-store");
+    let granted = server.post("/locks/a", &json!({})).await;
+    assert_eq!(granted.status, 201, "{granted:?}");
     // A probe does not log a failover, because its transaction is rolled back.
     let url = postgres.url("postgres");
     let mut conn = PgConnection::connect(&url).await.unwrap();
@@ -46,7 +48,7 @@ async fn server_is_ready_while_its_postgres_answers() {
     becomes(&server, 200).await;
     let reached = "has reached timeline 00000001";
     assert!(!postgres.log().contains(reached));
-    let granted = server.post("/locks/a", &json!({})).await;
+    let granted = server.post("/locks/b", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}");
     assert!(postgres.log().contains(reached));
     postgres.crash().await;

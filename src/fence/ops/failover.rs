@@ -55,9 +55,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// promotion that the partition has not caught up with yet. One transaction updates the rows of
     /// all resources, while other writes wait. It may take [minutes and much disk
     /// space](crate::guide::failover#failover-runbook), and is durable even with
-    /// `synchronous_commit = off`. If the database has assigned no epoch in any partition, nothing
-    /// changes, because the tokens belong to another issuer. In that case, handle the failover in
-    /// that issuer.
+    /// `synchronous_commit = off`.
+    ///
+    /// Returns false if the database has no record of an epoch, either because the tokens belong to
+    /// another issuer, or because the failover has lost the first epoch. Then all tokens stay
+    /// valid: see [how many calls are needed](crate::guide::failover#how-many-calls-are-needed).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -90,11 +92,17 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the transaction is committed completely or not at all.
-    pub async fn after_failover(&self) -> Result<(), AdmitError> {
-        self.in_transaction(self.limits.long(), async |on| DB::after_failover(on).await)
+    pub async fn after_failover(&self) -> Result<bool, AdmitError> {
+        let has_epochs = self
+            .in_transaction(self.limits.long(), async |on| DB::after_failover(on).await)
             .await?;
-        tracing::warn!("made all granted tokens stale, as after a failover");
-        Ok(())
+        match has_epochs {
+            true => tracing::warn!("made all granted tokens stale, as after a failover"),
+            false => {
+                tracing::warn!("no token became stale: the database has no record of an epoch")
+            }
+        }
+        Ok(has_epochs)
     }
 
     /// Moves the resources to the current timeline of the database.
@@ -170,7 +178,7 @@ impl Fence<Postgres> {
     /// applies to all processes and to the SQL functions.
     ///
     /// If the setting is off, a promotion does not change the fence, and leases continue. Switch
-    /// the setting off if the standbys are synchronous, so that a promotion loses no commits, or if
+    /// the setting off if every COMMIT waits for all standbys that may be promoted, or if
     /// [`after_failover`](Self::after_failover) is a step of every promotion. A call does not
     /// affect how promotions before the call are treated.
     ///

@@ -61,8 +61,8 @@ pub(crate) trait Tables: Database {
     }
 
     /// Makes all tokens stale that have been granted, even if the database has lost the record of
-    /// their grants.
-    async fn after_failover(on: On<'_, Self>) -> sqlx::Result<()>;
+    /// their grants. Returns false, and changes no token, if no partition has an epoch.
+    async fn after_failover(on: On<'_, Self>) -> sqlx::Result<bool>;
 
     /// Removes idle rows of a partition, raises the floor of the partition to the highest token of
     /// the removed rows, and returns the number of removed rows.

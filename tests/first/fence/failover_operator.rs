@@ -207,6 +207,28 @@ async fn operator_call_does_not_deadlock_with_a_writer() {
     reported.await.unwrap().unwrap();
 }
 
+/// A promoted server keeps prepared transactions. The first write of a resource locks the floor of
+/// its partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notice_of_a_failover_does_not_wait_for_a_lock_without_end() {
+    let (db, _fence) = in_epoch_1::<Postgres>().await;
+    let setting = "SELECT count(*) FROM pg_proc WHERE oid = 'tower_fence.notice_failover(boolean)'::regprocedure \
+                   AND 'lock_timeout=10s' = ANY (proconfig)";
+    assert_eq!(db.number(setting).await, 1);
+    db.execute("ALTER FUNCTION tower_fence.notice_failover(boolean) SET lock_timeout = '50ms'")
+        .await;
+    let mut writer = db.pool.begin().await.unwrap();
+    let other = in_the_same_partition();
+    admit(&mut writer, other.as_str(), 700_000_000_000_000)
+        .await
+        .unwrap();
+    is_on_timeline(&db, REPORTED[1]).await;
+    let notice = sqlx::query("SELECT tower_fence.notice_failover(NULL)");
+    let refused = notice.execute(&db.pool).await.unwrap_err();
+    let code = refused.as_database_error().and_then(|error| error.code());
+    assert_eq!(code.as_deref(), Some("55P03"));
+}
+
 /// The removal reads the floor of the partition before the failover is committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removal_uses_no_floor_from_before_a_failover() {

@@ -83,10 +83,10 @@ impl Tables for Postgres {
             .await
     }
 
-    async fn after_failover(On { conn, names }: On<'_, Self>) -> sqlx::Result<()> {
-        let all = sqlx::query(names.sql("SELECT tower_fence.after_failover()"));
-        all.execute(conn).await?;
-        Ok(())
+    async fn after_failover(On { conn, names }: On<'_, Self>) -> sqlx::Result<bool> {
+        sqlx::query_scalar(names.sql("SELECT tower_fence.after_failover()"))
+            .fetch_one(conn)
+            .await
     }
 
     async fn remove_idle(

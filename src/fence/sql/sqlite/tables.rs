@@ -148,7 +148,7 @@ impl Tables for Sqlite {
         Ok(granted)
     }
 
-    async fn after_failover(On { conn, names }: On<'_, Self>) -> sqlx::Result<()> {
+    async fn after_failover(On { conn, names }: On<'_, Self>) -> sqlx::Result<bool> {
         // If other partitions have epochs, a partition without an epoch may have lost its epoch.
         const MOVE_UP: &str = "WITH RECURSIVE all_partitions (n) AS \
              (SELECT 0 UNION ALL SELECT n + 1 FROM all_partitions WHERE n < 255) \
@@ -166,12 +166,13 @@ impl Tables for Sqlite {
              max(epoch * 1000000000 + 999999999, min(max(max_token, announced) + 500000, 999999999999999)) \
              FROM tower_fence.epochs AS e WHERE e.partition = r.partition";
         let moved = sqlx::query(names.sql(MOVE_UP)).execute(&mut *conn).await?;
-        if moved.rows_affected() > 0 {
+        let has_epochs = moved.rows_affected() > 0;
+        if has_epochs {
             for raise in [FLOORS, ROWS] {
                 sqlx::query(names.sql(raise)).execute(&mut *conn).await?;
             }
         }
-        Ok(())
+        Ok(has_epochs)
     }
 
     async fn remove_idle(

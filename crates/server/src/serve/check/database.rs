@@ -172,7 +172,10 @@ impl About {
         } else if encoding != "UTF8" {
             Some(format!("its encoding is {encoding}, but must be UTF8"))
         } else if self.text("standby") == "true" {
-            Some("it is a standby, which accepts no writes: set the URL of the primary".into())
+            Some(
+                "it is in recovery, and accepts no writes: set the URL of the primary, or end the recovery"
+                    .into(),
+            )
         } else if self.text("read_only") == "on" {
             Some("its transactions are read-only (default_transaction_read_only)".into())
         } else {
