@@ -344,7 +344,9 @@ async fn secret_of_both_roles_is_reported() {
     let db = Postgres::fresh(2).await;
     let both = file(OPERATOR);
     let server = Served::start(&db.url, &secret_options(&both, &both)).await;
-    server.logs("clients with it may do everything").await;
+    server
+        .logs("clients with it have the rights of operators")
+        .await;
     let list = asked(&server, Some(OPERATOR), Method::GET, "/locks").await;
     assert_eq!(list.status, 200, "{list:?}");
 }

@@ -20,7 +20,7 @@ use crate::support::{
 
 const EMPTY: &str = "DELETE FROM tower_fence.resources; DELETE FROM ledger";
 
-/// A token of an epoch that was not issued.
+/// A token of an epoch that was not assigned.
 const ABOVE: i64 = 5_000_000_000_000;
 
 /// Returns statements that make sessions wait before or after each INSERT of a row.

@@ -69,7 +69,7 @@ async fn token_that_was_never_granted_is_refused<DB: TestDatabase>() {
         Answer::to(read).await.is_problem(403, "unknown-epoch");
     }
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
-    // A new epoch is known as soon as it is issued.
+    // A new epoch is known as soon as it is assigned.
     begin_epoch(&db, 4).await;
     assert_eq!(server.write("/a", 4_000_000_001_i64).await.text, "done");
     // Without a token, the layer does not check the epoch.

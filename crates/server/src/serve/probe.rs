@@ -75,7 +75,7 @@ const ANSWERS: &str = "answers";
 const ACCEPTS_GRANTS: &str = "would accept a grant";
 pub const ANSWERS_READS: &str = "answers reads; its writes are not checked";
 pub const NODES_WRITE: &str = "answers reads; its writes are checked by a test write to each node";
-const EXHAUSTED: &str = "no token is left: all epochs of the partition have been issued";
+const EXHAUSTED: &str = "no token is left: all epochs of the partition have been assigned";
 
 /// The timeout of a check.
 const LIMIT: Duration = Duration::from_secs(2);

@@ -60,7 +60,7 @@ impl ClientSecrets {
         };
         if secrets.has_one_twice() {
             tracing::warn!(
-                "a secret of holders is also a secret of operators: clients with it may do everything"
+                "a secret of holders is also a secret of operators: clients with it have the rights of operators"
             );
         }
         Ok(secrets)
