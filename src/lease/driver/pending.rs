@@ -157,9 +157,6 @@ impl<B: Backend> Pending<B> {
                 self.blocked = (left, Instant::now());
             }
             let next = decide(&reply, is_late, self.stage, self.chosen_id);
-            if self.position.is_some() && matches!(reply, Ok(Reply::Queued { .. })) {
-                self.stage = Stage::Queued;
-            }
             let poll_in = match next {
                 Next::Repeat if Instant::now() < busy_until => {
                     sleep_until(after(jitter(pause)).min(busy_until)).await;
@@ -177,6 +174,7 @@ impl<B: Backend> Pending<B> {
                     continue;
                 }
                 Next::Queue { was_lost } => {
+                    self.stage = Stage::Queued;
                     if was_lost {
                         // All requests of this process for the resource must join again.
                         turns.call_all_for(&self.resource);
@@ -271,10 +269,12 @@ impl<B: Backend> Pending<B> {
     /// Returns how the next step waits. If the step waits in the store's queue, first makes sure
     /// that this process is notified of the request's turn.
     async fn waits(&mut self, deadline: Instant) -> Result<Waits, LeaseError> {
-        let queued = self.stage == Stage::Queued;
         if self.stage == Stage::New {
             return Ok(Waits::No);
         }
+        // After the client has left, a retry of the client may have the position, although this
+        // request has seen only failures. A request that was queued before does not displace it.
+        let queued = self.kept.is_some() || self.stage == Stage::Queued;
         let left = deadline.saturating_duration_since(Instant::now());
         let is_late = left.is_zero();
         // If the client may retry, the position is kept for that retry.
@@ -283,7 +283,7 @@ impl<B: Backend> Pending<B> {
         }
         match self.driver.listen(&self.resource).await {
             Ok(listener) => {
-                if !queued {
+                if self.stage == Stage::Unnotified {
                     self.stage = Stage::Waiting;
                 }
                 Ok(Waits::Yes {

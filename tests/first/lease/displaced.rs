@@ -18,7 +18,7 @@ use tower_fence::{
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, is_held, is_lost, sku, spawn_acquire},
+    lease::{LONG, grant, is_held, is_lost, is_unavailable, sku, spawn_acquire},
     store::{Memory, TestStore},
 };
 
@@ -45,6 +45,12 @@ impl Positions {
         })
     }
 
+    /// Returns whether another request has the position under this lease id.
+    fn is_displaced(&self, lease: &LeaseDigest, ticket: i64) -> bool {
+        let is_other = |(id, found): &(LeaseDigest, i64)| id == lease && *found != ticket;
+        self.with(|positions| positions.iter().any(is_other))
+    }
+
     fn leave(&self, lease: &LeaseDigest, ticket: i64) {
         self.with(|positions| positions.retain(|one| *one != (lease.clone(), ticket)));
     }
@@ -66,6 +72,11 @@ impl Backend for Delaying {
         match step {
             Step::Acquire(_, Waits::Yes { queued: true, .. }) if self.is_exhausted => {
                 Ok(Reply::Exhausted(Token::MAX.get()))
+            }
+            Step::Acquire(ask, Waits::Yes { queued: true, .. })
+                if self.positions.is_displaced(&ask.lease, ask.ticket) =>
+            {
+                Ok(Reply::Displaced)
             }
             Step::Acquire(ask, Waits::Yes { .. }) => {
                 let delay = self.first.lock().unwrap().take();
@@ -267,6 +278,33 @@ async fn position_is_kept_although_its_reply_is_late() {
     sleep(SOON).await;
     let holder = *store.holder.lock().unwrap();
     assert!(holder.is_some(), "the request has left the queue");
+}
+
+/// The step that joins the queue fails after the end of the wait. In the meantime, the client
+/// retries at another issuer.
+#[tokio::test(start_paused = true)]
+async fn kept_request_does_not_displace_the_retry_of_its_client() {
+    const SOON: Duration = Duration::from_millis(100);
+    let (arrives, arrived) = watch::channel(false);
+    let positions = Positions::default();
+    let leases = Driver::over(Delaying {
+        positions: positions.clone(),
+        first: Mutex::new(Some(arrived)),
+        loses_first: true,
+        ..Delaying::default()
+    });
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone()).wait(SOON);
+    let first = spawn_acquire(&leases, &sku(), request);
+    sleep(2 * SOON).await;
+    positions.join(&LeaseDigest::of(id.expose()), 1);
+    let of_retry = positions.with(|positions| positions.clone());
+    arrives.send_replace(true);
+    is_unavailable(first.await.unwrap());
+    for _ in 0..50 {
+        sleep(SOON).await;
+        assert_eq!(positions.with(|positions| positions.clone()), of_retry);
+    }
 }
 
 /// Otherwise the next request would wait behind a request that has already been answered.
