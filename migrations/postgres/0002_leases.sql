@@ -26,7 +26,8 @@ CREATE TABLE tower_fence.leases (
 COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was leased in this database.';
 COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id, or null after a release or a break.';
 COMMENT ON COLUMN tower_fence.leases.ticket IS
-    'The request to which the lease was granted, or null if several requests used the same lease id.';
+    'The request to which the lease was granted, or null if several requests used the same lease id, or the lease was '
+    'renewed. If that request is abandoned, the lease is released.';
 COMMENT ON COLUMN tower_fence.leases.granted_at IS
     'The time at which the lease was granted under this lease id. A renewal does not change this time.';
 COMMENT ON COLUMN tower_fence.leases.expires_at IS
@@ -811,6 +812,8 @@ BEGIN
     UPDATE tower_fence.leases AS l SET
         expires_at = clock_timestamp() + lease_renew.ttl_ms * interval '1 ms',
         ttl = lease_renew.ttl_ms * interval '1 ms',
+        -- The client has the lease, so the cancellation of its request does not release it.
+        ticket = NULL,
         token = coalesce(next_token, l.token)
     WHERE l.resource = lease_renew.resource AND l.lease = lease_renew.lease
         AND l.expires_at > clock_timestamp()

@@ -253,7 +253,8 @@ pub enum End {
     /// [`Lost`](Reply::Lost).
     Release(LeaseDigest),
     /// The traces of one request: its position in the queue, and its lease, unless the store also
-    /// granted that lease to another request under the same id.
+    /// granted that lease to another request under the same id. A store may keep a lease that was
+    /// renewed.
     Abandon {
         /// The digest of the lease id, which a store may keep.
         lease: LeaseDigest,

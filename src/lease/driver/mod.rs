@@ -182,10 +182,7 @@ impl<B: Backend> Leases for Driver<B> {
             }
         };
         match repeat(renew).await? {
-            Reply::Granted(granted) => {
-                self.turns.renewed(resource, &renewal.lease);
-                Ok(lease(resource, id, granted))
-            }
+            Reply::Granted(granted) => Ok(lease(resource, id, granted)),
             Reply::Lost => Err(LeaseError::lost(resource)),
             Reply::Exhausted(max_token) => Err(LeaseError::exhausted(resource, max_token)),
             other => Err(unexpected(&other)),

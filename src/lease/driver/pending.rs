@@ -358,8 +358,7 @@ impl<B: Backend> Pending<B> {
     }
 
     /// Keeps the position, or the lease that is granted to it, while the client may retry. Returns
-    /// whether nothing remains to be removed, because the client has the lease or the store has no
-    /// traces.
+    /// whether nothing remains to be removed, because the store has no traces.
     async fn wait_for_client(&mut self) -> bool {
         let until = after(POSITION_KEPT);
         let lease = match self.run(until).await {
@@ -368,18 +367,16 @@ impl<B: Backend> Pending<B> {
                 return matches!(error, LeaseError::Held { .. }) && !self.may_have_traces;
             }
         };
-        // Keep the lease until the client renews or releases it, the lease expires, or the time for
-        // a retry is over. Only after a renewal does the client have the lease. In the other cases,
-        // the caller releases the lease. If it has a lock delay, it is released before it expires.
+        // Keep the lease until the client releases it, the lease expires, or the time for a retry
+        // is over. Then the caller releases the lease, unless another request has used it or a
+        // client has renewed it. If it has a lock delay, it is released before it expires.
         let kept = match self.ask.lock_delay.is_zero() {
             true => lease.ttl,
             false => lease.ttl / 2,
         };
         let until = until.min(after(kept));
-        match &self.position {
-            Some(position) => matches!(timeout_at(until, position.claimed()).await, Ok(true)),
-            None => false,
-        }
+        let _ = timeout_at(until, self.position().released()).await;
+        false
     }
 }
 

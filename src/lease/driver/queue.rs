@@ -78,9 +78,8 @@ struct State {
     turn: Option<Turn>,
     /// Whether the caller has dropped the request.
     has_left: bool,
-    /// After the caller has dropped the request: whether the client has renewed the lease (`true`)
-    /// or released its id in this process (`false`).
-    claimed: Option<bool>,
+    /// Whether, after that, the client has released the lease id in this process.
+    is_released: bool,
 }
 
 /// Reason why a request stops waiting. Each reason is stronger than the previous ones.
@@ -273,26 +272,17 @@ impl Turns {
     /// If the caller has dropped the request under this lease id, ends its wait and returns its
     /// ticket.
     pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
-        let waiter = self.abandoned(resource, lease)?;
-        waiter.state().claimed = Some(false);
-        waiter.signal(Turn::Dismissed);
-        Some(waiter.ticket)
-    }
-
-    /// Records that a client has renewed the lease of its dropped request. The lease is then kept.
-    pub(super) fn renewed(&self, resource: &Resource, lease: &LeaseDigest) {
-        if let Some(waiter) = self.abandoned(resource, lease) {
-            waiter.state().claimed.get_or_insert(true);
-            waiter.notify.notify_one();
-        }
-    }
-
-    /// Returns the request under this lease id, if the caller has dropped it.
-    fn abandoned(&self, resource: &Resource, lease: &LeaseDigest) -> Option<Arc<Waiter>> {
         let queues = self.queues();
         let queue = queues.by_resource.get(resource)?;
         let waiter = queue.waiters.get(queue.orders.get(lease)?)?;
-        waiter.state().has_left.then(|| Arc::clone(waiter))
+        let mut state = waiter.state();
+        if !state.has_left {
+            return None;
+        }
+        state.is_released = true;
+        drop(state);
+        waiter.signal(Turn::Dismissed);
+        Some(waiter.ticket)
     }
 
     /// Returns the resources that requests of this process wait for.
@@ -372,14 +362,11 @@ impl Position {
         self.waiter.state().turn == Some(Turn::Displaced)
     }
 
-    /// Waits until the client renews or releases the granted lease through this process. Returns
-    /// whether the client has renewed the lease. If the store calls the request off, the lease is
-    /// kept, because the grant may have removed the request from the store's queue.
-    pub(super) async fn claimed(&self) -> bool {
-        loop {
-            if let Some(is_renewed) = self.waiter.state().claimed {
-                return is_renewed;
-            }
+    /// Waits until the client releases the granted lease through this process. If the store calls
+    /// the request off, the lease is kept, because the grant may have removed the request from the
+    /// store's queue.
+    pub(super) async fn released(&self) {
+        while !self.waiter.state().is_released {
             self.waiter.notify.notified().await;
         }
     }

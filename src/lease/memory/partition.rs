@@ -45,7 +45,7 @@ struct Counter {
 struct Grant {
     lease: LeaseDigest,
     /// The request to which the lease was granted, or `None` if several requests have used its
-    /// lease id.
+    /// lease id, or the lease was renewed.
     ticket: Option<i64>,
     token: Token,
     owner: Option<Owner>,
@@ -140,6 +140,8 @@ impl Partition {
             }
         }
         if let Some(grant) = self.current(resource) {
+            // The client has the lease, so the cancellation of its request does not release it.
+            grant.ticket = None;
             grant.start(renewal.ttl);
         }
         self.granted(resource, renewal.ttl)

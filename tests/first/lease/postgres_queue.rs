@@ -6,7 +6,7 @@ use sqlx::{Executor, PgPool, Postgres, postgres::PgListener};
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Fence, Resource,
-    lease::{Acquire, LeaseError, Leases, PostgresLeases, Renew},
+    lease::{Acquire, LeaseError, LeaseId, Leases, PostgresLeases, Renew},
 };
 
 use crate::support::{
@@ -269,6 +269,39 @@ async fn repeated_request_displaces_only_one_of_two() {
         );
         assert_eq!(db.number(&found).await, count, "ticket {ticket}");
     }
+}
+
+/// The wait of a client is over, and its kept position is granted the lease. The client then renews
+/// the lease at this issuer or at another one.
+#[tokio::test]
+async fn renewed_lease_of_a_kept_position_is_kept() {
+    let db = Postgres::fresh(4).await;
+    let (one, two) = (PostgresLeases::new(db.fence()), other_process(&db).await);
+    let mut renewed = vec![];
+    for (issuer, resource) in [(&one, "sku-1"), (&two, "sku-2")] {
+        let resource = Resource::new(resource).unwrap();
+        let first = grant(&one, &resource, LONG).await;
+        let id = LeaseId::random();
+        let request = Acquire::new(LONG).lease_id(id.clone());
+        let request = request.wait(Duration::from_millis(300));
+        one.acquire(&resource, request).await.unwrap_err();
+        one.release(&resource, &first.id).await.unwrap();
+        eventually("the kept position is granted the lease", async || {
+            let held = one.inspect(&resource).await.unwrap();
+            held.is_some_and(|held| held.token > first.token)
+        })
+        .await;
+        let lease = issuer.renew(&resource, &id, Renew::new(LONG)).await;
+        renewed.push(lease.unwrap());
+    }
+    // By then, the issuer has removed the traces of both requests.
+    sleep(Duration::from_secs(4)).await;
+    let mut kept = vec![];
+    for lease in renewed {
+        let held = one.inspect(&lease.resource).await.unwrap();
+        kept.push(held.is_some_and(|held| held.token == lease.token));
+    }
+    assert_eq!(kept, [true; 2]);
 }
 
 /// The process cannot register a listener.
