@@ -133,12 +133,6 @@ pub trait Backend: Send + Sync + 'static {
     fn key_prefix(&self) -> &str {
         ""
     }
-
-    /// Returns the interval at which a queued request polls, for stores that send no notifications.
-    /// Returns `None` (default) if [`listen`](Self::listen) reports every turn.
-    fn poll_interval(&self) -> Option<Duration> {
-        None
-    }
 }
 
 /// Checks the key prefix of a store: one or more characters of `A-Z a-z 0-9 - _ .`.

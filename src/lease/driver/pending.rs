@@ -181,7 +181,7 @@ impl<B: Backend> Pending<B> {
                     }
                     pause = SHORTEST_PAUSE;
                     self.position().retry_within(self.blocked.0);
-                    self.driver.store.backend.poll_interval()
+                    None
                 }
                 Next::PollFirst => {
                     self.stage = Stage::Waiting;
