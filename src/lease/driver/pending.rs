@@ -145,14 +145,13 @@ impl<B: Backend> Pending<B> {
         }
         loop {
             let was_late = Instant::now() >= deadline;
-            let reply = self.next_reply(deadline).await;
+            let reply = self.step(deadline).await;
             // After the wait, another step could be as slow, so it is only sent after a conflict,
-            // or to leave the queue before the caller gets its answer. If the client may retry, the
-            // position is kept.
-            let is_late = match &reply {
-                Ok(Reply::Queued { .. }) if self.position.is_some() && !self.chosen_id => was_late,
-                _ => Instant::now() >= deadline,
-            };
+            // or to leave the queue. A request leaves the queue before its caller is answered,
+            // unless the client may retry: the position is then kept.
+            let is_queued = self.position.is_some() && matches!(reply, Ok(Reply::Queued { .. }));
+            let must_leave = is_queued && !self.chosen_id && !was_late;
+            let is_late = Instant::now() >= deadline && !must_leave;
             if let Ok(Reply::Held { left } | Reply::Queued { left, .. }) = reply {
                 self.blocked = (left, Instant::now());
             }
@@ -236,8 +235,8 @@ impl<B: Backend> Pending<B> {
         }
     }
 
-    /// Returns the reply to the step in progress. If no step is in progress, sends the next one.
-    async fn next_reply(&mut self, deadline: Instant) -> Result<Reply, LeaseError> {
+    /// Sends the next step, unless a step is in progress, and returns the reply.
+    async fn step(&mut self, deadline: Instant) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
             let waits = self.waits(deadline).await?;
             if self.is_displaced() {
