@@ -651,6 +651,10 @@ RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 BEGIN
     PERFORM tower_fence.require_current_rows('release');
+    IF lease_end.ticket IS NOT NULL THEN
+        DELETE FROM tower_fence.waiters AS w
+        WHERE w.resource = lease_end.resource AND w.ticket = lease_end.ticket;
+    END IF;
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
@@ -663,15 +667,17 @@ BEGIN
     IF lease_end.ticket IS NULL THEN
         PERFORM pg_notify('tower_fence_' || to_hex(w.listener), concat('-', w.ticket, ' 0'))
         FROM tower_fence.waiters AS w WHERE w.resource = lease_end.resource AND w.lease = lease_end.lease;
+    ELSE
+        PERFORM tower_fence.lease_call(lease_end.resource);
     END IF;
     RETURN false;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
-    'Releases the lease that is held under this digest, without a lock delay. Issuers call this function. With a '
-    'ticket, releases the lease only if it was granted to that request alone. Returns false if no lease was released. '
-    'If a request waits under this digest instead, notifies its listener, with a `-` before the ticket. If the client '
-    'of that request has disconnected, the issuer abandons the request.';
+    'Releases the lease that is held under this digest, without a lock delay. Issuers call this function. Returns '
+    'false if no lease was released. If a request waits under this digest instead, notifies its listener, with a `-` '
+    'before the ticket. If the client of that request has disconnected, the issuer calls this function with the ticket, '
+    'which removes that request from the queue, and releases the lease only if it was granted to that request alone.';
 
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
@@ -717,22 +723,6 @@ COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
     'Breaks the lease on a resource if a failover has made its token stale. Does not break the lease if the isolation '
     'level is stricter than READ COMMITTED, or if another transaction has locked the lease. In these cases, the next '
     'renewal reports the lease as lost.';
-
-CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
-BEGIN
-    DELETE FROM tower_fence.waiters AS w
-    WHERE w.resource = lease_abandon.resource AND w.ticket = lease_abandon.ticket;
-    IF ticket IS NULL OR NOT tower_fence.lease_end(resource, lease, ticket) THEN
-        PERFORM tower_fence.lease_call(lease_abandon.resource);
-    END IF;
-    RETURN true;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
-    'Removes the request of a disconnected client from the queue, and releases the lease if it was granted to this '
-    'request alone.';
 
 -- The outcome is one of the following:
 --

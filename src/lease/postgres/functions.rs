@@ -144,7 +144,7 @@ impl Functions {
             End::Release(lease) => ("lease_end", vec![name, Bytes(lease.as_bytes())]),
             End::Abandon { lease, ticket } => {
                 let (id, ticket) = (Bytes(lease.as_bytes()), Integer(Some(*ticket)));
-                ("lease_abandon", vec![name, id, ticket])
+                ("lease_end", vec![name, id, ticket])
             }
             End::Break(token) => ("break_lease", vec![name, Integer(token.map(Token::get))]),
         };

@@ -219,7 +219,7 @@ async fn issuer_in_postgres_needs_these_rights() {
             let call = sqlx::AssertSqlSafe(format!("SELECT tower_fence.{call}"));
             sqlx::query(call).execute(&pool).await?;
         }
-        let abandon = "SELECT tower_fence.lease_abandon($1, '', 1), tower_fence.lease_call($1)";
+        let abandon = "SELECT tower_fence.lease_end($1, '', 1), tower_fence.lease_call($1)";
         sqlx::query(abandon)
             .bind(name.as_str())
             .execute(&pool)

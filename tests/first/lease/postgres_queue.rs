@@ -174,7 +174,7 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
     let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
     assert_eq!(called.payload(), "1 0");
     // If the first one leaves, its successor is notified.
-    db.execute("SELECT tower_fence.lease_abandon('sku-1', 'a', 1)")
+    db.execute("SELECT tower_fence.lease_end('sku-1', 'a', 1)")
         .await;
     let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
     assert_eq!(called.payload(), "2 0");
@@ -239,7 +239,7 @@ async fn an_abandoned_request_takes_no_lease_that_another_one_returned() {
         assert_eq!(asked, "granted", "ticket {ticket}");
     }
     for ticket in [1, 2] {
-        let abandon = format!("SELECT tower_fence.lease_abandon('sku-1', 'a', {ticket})");
+        let abandon = format!("SELECT tower_fence.lease_end('sku-1', 'a', {ticket})");
         db.execute(&abandon).await;
         let held = "SELECT count(*) FROM tower_fence.held_leases";
         assert_eq!(db.number(held).await, 1, "ticket {ticket}");

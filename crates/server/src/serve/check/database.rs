@@ -48,7 +48,6 @@ impl Needed {
     const fn functions(self) -> &'static [&'static str] {
         match self {
             Self::Leases => &[
-                "lease_abandon",
                 "lease_ask",
                 "lease_call",
                 "lease_end",
