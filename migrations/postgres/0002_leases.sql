@@ -410,7 +410,6 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     exhausted  with the highest token that was received
 --     held       the lease is held or the resource is reserved, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
---     first      the request is the first in the queue
 --     displaced  another request under the same lease id has taken its position
 --     again      the lease has just become free, or another transaction has locked a row; retry
 --
@@ -606,15 +605,15 @@ BEGIN
                 END IF;
             END IF;
         END IF;
+        outcome := 'queued';
         -- If the first request has the same lease id, this request has taken over its position.
-        outcome := CASE WHEN coalesce(first.lease = lease_ask.lease, true) THEN 'first' ELSE 'queued' END;
-        IF outcome = 'queued' AND was_queued AND blocked_ms = 0 THEN
-            -- The order of the waiters in a process may differ from the order in this table. The
-            -- process of the first request may still be waiting for this request, so notify that
-            -- process.
-            PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' 0'));
-        END IF;
-        IF outcome = 'queued' THEN
+        IF first.lease <> lease_ask.lease THEN
+            IF was_queued AND blocked_ms = 0 THEN
+                -- The order of the waiters in a process may differ from the order in this table.
+                -- The process of the first request may still be waiting for this request, so notify
+                -- that process.
+                PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' 0'));
+            END IF;
             -- The request is notified when it becomes the first. Until then, each earlier request
             -- may use its whole turn.
             blocked_ms := blocked_ms + extract(epoch FROM turn) * 1000;

@@ -96,7 +96,7 @@ impl Functions {
             }
             "exhausted" => Reply::Exhausted(row.try_get("token").map_err(unavailable)?),
             "held" => Reply::Held { left: left()? },
-            "first" | "queued" => Reply::Queued {
+            "queued" => Reply::Queued {
                 left: left()?,
                 joined: false,
             },

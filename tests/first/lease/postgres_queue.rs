@@ -206,20 +206,25 @@ async fn first_waiter_is_notified_of_a_shorter_renewal() {
 async fn repeated_first_request_stays_first() {
     let db = Postgres::fresh(4).await;
     grant(&PostgresLeases::new(db.fence()), &sku(), LONG).await;
-    for (ticket, lease, owner, in_queue, listener, outcome) in [
-        (1_i64, "a", None, false, 7_i64, "first"),
-        (2, "b", None, false, 7, "queued"),
-        (3, "a", Some("one"), false, 8, "first"),
-        (4, "a", None, false, 9, "first"),
+    for (ticket, lease, owner, in_queue, listener, first) in [
+        (1_i64, "a", None, false, 7_i64, 1),
+        (2, "b", None, false, 7, 1),
+        (3, "a", Some("one"), false, 8, 3),
+        (4, "a", None, false, 9, 4),
         // The process of the request has connected again.
-        (4, "a", None, true, 10, "first"),
+        (4, "a", None, true, 10, 4),
     ] {
-        let ask =
-            "SELECT (tower_fence.lease_ask('sku-1', $2::bytea, 1000, 0, $3, $1, $4, $5)).outcome";
-        let asked = sqlx::query_scalar(ask).bind(ticket).bind(lease.as_bytes());
+        let ask = "SELECT a.outcome, a.blocked_ms \
+                   FROM tower_fence.lease_ask('sku-1', $2::bytea, 1000, 0, $3, $1, $4, $5) AS a";
+        let asked = sqlx::query_as(ask).bind(ticket).bind(lease.as_bytes());
         let asked = asked.bind(owner).bind(in_queue).bind(listener);
-        let asked: String = asked.fetch_one(&db.pool).await.unwrap();
-        assert_eq!(asked, outcome, "ticket {ticket}");
+        let (asked, blocked_ms): (String, i64) = asked.fetch_one(&db.pool).await.unwrap();
+        assert_eq!(asked, "queued", "ticket {ticket}");
+        let by_place = "SELECT ticket FROM tower_fence.waiters ORDER BY place, ticket LIMIT 1";
+        assert_eq!(db.number(by_place).await, first, "ticket {ticket}");
+        if ticket == first {
+            assert!(u128::try_from(blocked_ms).unwrap() <= LONG.as_millis());
+        }
         let notified = format!("SELECT listener FROM tower_fence.waiters WHERE ticket = {ticket}");
         assert_eq!(db.number(&notified).await, listener, "ticket {ticket}");
     }
@@ -260,9 +265,8 @@ async fn repeated_request_displaces_only_one_of_two() {
     ] {
         db.execute(sql).await;
     }
-    let ask = "SELECT (tower_fence.lease_ask('sku-1', 'a', 1000, 0, NULL, 3, false, 7)).outcome";
-    let outcome: String = sqlx::query_scalar(ask).fetch_one(&db.pool).await.unwrap();
-    assert_eq!(outcome, "first");
+    db.execute("SELECT tower_fence.lease_ask('sku-1', 'a', 1000, 0, NULL, 3, false, 7)")
+        .await;
     for (ticket, count) in [(1, 0), (2, 1), (3, 1)] {
         let found = format!(
             "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1' AND ticket = {ticket}"
