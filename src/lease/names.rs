@@ -1,6 +1,6 @@
 //! Pages of resource names, for stores that cannot read their leases in the order of the names.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt::Display};
 
 use super::LeaseError;
 use crate::token::Resource;
@@ -31,9 +31,8 @@ impl<'a> Names<'a> {
     /// Returns [`LeaseError::invalid_cursor`] if `cursor` does not have the form of a cursor of
     /// this type.
     pub fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, LeaseError> {
-        let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
         Ok(Self {
-            after: after.ok_or_else(LeaseError::invalid_cursor)?,
+            after: last_of(cursor)?,
             // An empty page would end the listing, because it has no last name for a cursor.
             limit: limit.clamp(1, usize::MAX - 1),
             names: BTreeSet::new(),
@@ -68,13 +67,24 @@ impl<'a> Names<'a> {
         let mut cursor = None;
         if self.names.len() > self.limit {
             self.names.pop_last();
-            cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
+            cursor = self.names.last().map(cursor_after);
         }
         let resources = self.names.into_iter();
         // Each name comes from a resource.
         let resources = resources.filter_map(|name| Resource::new(name).ok());
         (resources.collect(), cursor)
     }
+}
+
+/// Returns the last name of the page with this cursor. Without a cursor, returns an empty name.
+pub(in crate::lease) fn last_of(cursor: Option<&str>) -> Result<&str, LeaseError> {
+    let last = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
+    last.ok_or_else(LeaseError::invalid_cursor)
+}
+
+/// Returns the cursor of a page with this last name.
+pub(in crate::lease) fn cursor_after(last: impl Display) -> String {
+    format!("{CURSOR}{last}")
 }
 
 #[cfg(test)]

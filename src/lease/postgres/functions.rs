@@ -21,6 +21,7 @@ use crate::{
     lease::{
         Held, LeaseError, Owner, Page,
         backend::{Ask, End, Granted, Renewal, Reply, Waits},
+        names::{cursor_after, last_of},
     },
     time::whole_ms,
     token::{Resource, Token},
@@ -41,9 +42,6 @@ macro_rules! durable_with_token {
         )
     };
 }
-
-/// Prefix of a page's cursor. The last listed name follows it.
-const CURSOR: &str = "after:";
 
 /// SQL functions of one database.
 #[derive(Clone)]
@@ -223,12 +221,7 @@ impl Functions {
         limit: usize,
         cursor: Option<&str>,
     ) -> Result<Page, LeaseError> {
-        let after = match cursor {
-            None => "",
-            Some(cursor) => cursor
-                .strip_prefix(CURSOR)
-                .ok_or_else(LeaseError::invalid_cursor)?,
-        };
+        let after = last_of(cursor)?;
         if after.contains('\0') {
             return Err(LeaseError::invalid_cursor());
         }
@@ -238,7 +231,7 @@ impl Functions {
         let leases = rows.iter().take(limit).map(held_lease);
         let leases = leases.collect::<Result<Vec<_>, _>>()?;
         let last = leases.last().filter(|_| rows.len() > limit);
-        let cursor = last.map(|(resource, _)| format!("{CURSOR}{resource}"));
+        let cursor = last.map(|(resource, _)| cursor_after(resource));
         Ok(Page { leases, cursor })
     }
 
