@@ -15,7 +15,7 @@
 //! The [conformance suite](super::conformance) (feature `testing`) tests a backend. The example
 //! `sql_store` implements a backend with a single table.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use super::{Held, LeaseError, Owner, Page, Turns, counters::KnownCounters};
 pub use super::{expiring::Expiring, names::Names};
@@ -110,7 +110,7 @@ pub trait Backend: Send + Sync + 'static {
     /// waiting requests poll.
     fn listen(&self, turns: &Turns) -> impl Future<Output = Result<(), LeaseError>> + Send {
         async {
-            turns.ready("");
+            turns.ready(0);
             std::future::pending().await
         }
     }
@@ -200,9 +200,9 @@ pub enum Waits {
     /// The request joins the queue, or stays in it. If a request under the same lease id is already
     /// queued, the new request displaces it and takes its position.
     Yes {
-        /// The name under which the store notifies this process. It is the argument of
+        /// The number under which the store notifies this process. It is the argument of
         /// [`Turns::ready`].
-        listener: Arc<str>,
+        listener: i64,
         /// How long the request will still wait, including the time in which its client may retry.
         left: Duration,
         /// Whether the request was queued before. If another request has displaced it since, the

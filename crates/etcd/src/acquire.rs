@@ -155,7 +155,7 @@ impl<'a> Acquiring<'a> {
                     None => HAND_OVER,
                 };
                 return match self.waits {
-                    Waits::Yes { listener, .. } => self.join(position, listener, left).await,
+                    Waits::Yes { listener, .. } => self.join(position, *listener, left).await,
                     _ => self.refuse(position, left).await,
                 };
             }

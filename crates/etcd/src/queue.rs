@@ -1,7 +1,7 @@
 //! Positions in the queue of a resource: a range of keys, in the order in which they were created.
 //!
 //! All positions of a process share one etcd lease, which [`watch`](crate::watch) keeps alive. The
-//! id of that etcd lease is the name of the listener. If the process exits or is frozen, its
+//! id of that etcd lease is the number of the listener. If the process exits or is frozen, its
 //! positions expire, and the waiter behind them moves up.
 
 use std::{mem, time::Duration};
@@ -24,13 +24,10 @@ impl Acquiring<'_> {
     pub(crate) async fn join(
         &mut self,
         position: Option<FoundPosition>,
-        listener: &str,
+        etcd_lease: i64,
         left: Duration,
     ) -> Result<Next, LeaseError> {
         let (etcd, ticket) = (self.etcd, self.ask.ticket);
-        let Ok(etcd_lease) = listener.parse() else {
-            return Ok(Next::Reply(Reply::Again));
-        };
         let is_ours = |position: &FoundPosition| {
             (position.stored.ticket, position.etcd_lease) == (ticket, etcd_lease)
         };

@@ -68,7 +68,7 @@ impl EtcdBackend {
         etcd.make_lease(positions, POSITION_TTL).await?;
         let (follow, followed) = mpsc::unbounded_channel();
         *self.followed() = Some(follow);
-        turns.ready(positions.to_string());
+        turns.ready(positions);
         tokio::select! {
             () = etcd.keep_positions(positions, turns) => {}
             () = etcd.watch_all(followed, turns) => {}
@@ -103,7 +103,7 @@ impl Etcd {
                 let next = random_id();
                 if self.make_lease(next, POSITION_TTL).await.is_ok() {
                     positions = next;
-                    turns.ready(positions.to_string());
+                    turns.ready(positions);
                     turns.call_all();
                     continue;
                 }

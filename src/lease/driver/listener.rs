@@ -28,10 +28,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Pause after a configuration error, and after many failed connection attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Whether this process receives notifications: the name under which the store sends them, or the
+/// Whether this process receives notifications: the number under which the store sends them, or the
 /// error of the last attempt to connect. `None` before the first attempt ends, and between
 /// attempts.
-pub(super) type Listening = Option<Result<Arc<str>, LeaseError>>;
+pub(super) type Listening = Option<Result<i64, LeaseError>>;
 
 /// Handle of the task that receives notifications. The task is aborted when the handle is dropped.
 pub(super) struct Listener {
@@ -50,12 +50,12 @@ impl Listener {
         }
     }
 
-    /// Makes sure that this process receives notifications. Returns the name under which the store
-    /// sends them.
+    /// Makes sure that this process receives notifications. Returns the number under which the
+    /// store sends them.
     pub(super) async fn listen<B: Backend>(
         &self,
         store: &Arc<Store<B>>,
-    ) -> Result<Arc<str>, LeaseError> {
+    ) -> Result<i64, LeaseError> {
         let mut state = self.turns.0.listening.subscribe();
         self.begin(store);
         self.turns.0.wanted.notify_one();

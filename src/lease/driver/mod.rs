@@ -133,10 +133,10 @@ impl<B: Backend> Driver<B> {
     }
 
     /// Makes sure that the store notifies this process of turns in the queue of the resource.
-    /// Returns the name under which the store does so.
-    async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
+    /// Returns the number under which the store does so.
+    async fn listen(&self, resource: &Resource) -> Result<i64, LeaseError> {
         let listening = match self.listener.listen(&self.store).await {
-            Ok(name) => self.store.backend.follow(resource).await.map(|()| name),
+            Ok(number) => self.store.backend.follow(resource).await.map(|()| number),
             Err(error) => Err(error),
         };
         if let Err(error) = &listening

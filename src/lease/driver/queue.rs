@@ -144,12 +144,10 @@ impl Turns {
         }))
     }
 
-    /// Records that this process now receives notifications. `listener` is the name under which the
-    /// store notifies this process.
-    pub fn ready(&self, listener: impl AsRef<str>) {
-        self.0
-            .listening
-            .send_replace(Some(Ok(listener.as_ref().into())));
+    /// Records that this process now receives notifications. `listener` is the number under which
+    /// the store notifies this process, or 0 if the store needs no number.
+    pub fn ready(&self, listener: i64) {
+        self.0.listening.send_replace(Some(Ok(listener)));
     }
 
     /// Adds a request. Returns `None`, and changes nothing, if too many requests are waiting.

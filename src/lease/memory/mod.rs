@@ -128,7 +128,7 @@ impl Backend for MemoryBackend {
 
     async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
         self.turns.get_or_init(|| turns.clone());
-        turns.ready("");
+        turns.ready(0);
         std::future::pending().await
     }
 }

@@ -60,10 +60,11 @@ impl Functions {
     ) -> Result<(Reply, bool), LeaseError> {
         let (is_queued, listener) = match waits {
             Waits::No => (false, None),
-            // The listener name is empty if sessions cannot listen.
+            // The listener is 0 if sessions cannot listen.
             Waits::Yes {
                 listener, queued, ..
-            } => (*queued, listener.parse().ok()),
+            } => (*queued, Some(*listener).filter(|listener| *listener != 0)),
+            // A request that was in the queue and has no listener leaves the queue.
             Waits::Leaves => (true, None),
         };
         let row = self

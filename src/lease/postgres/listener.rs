@@ -57,7 +57,7 @@ impl Listener<'_> {
     pub(super) async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
         let connected = timeout(self.answer_timeout, self.connect()).await;
         let session = connected.map_err(|_| LeaseError::unavailable(silent()))??;
-        turns.ready(session.number.to_string());
+        turns.ready(session.number);
         self.receive(session, turns).await;
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Listener<'_> {
             .connect_lazy_with(self.options.clone());
         let mut connection = PgListener::connect_with(&pool).await?;
         connection.eager_reconnect(false);
-        let number: i64 = rand::random();
+        let number = rand::random_range(1..=i64::MAX);
         // A session that only receives notifications is idle.
         let register =
             format!("SET idle_session_timeout = 0; SELECT {prefix}lease_listen({number})");

@@ -134,7 +134,7 @@ impl Backend for PostgresBackend {
         let Some(options) = own.or_else(|| database.session_options()) else {
             // In transaction mode, a pooler may use another server connection for each transaction,
             // so sessions cannot listen.
-            turns.ready("");
+            turns.ready(0);
             return std::future::pending().await;
         };
         let listener = Listener {

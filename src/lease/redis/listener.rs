@@ -83,7 +83,7 @@ impl RedisBackend {
         });
         *lock(&self.subscriptions) = Some(Arc::clone(&subscriptions));
         let _guard = SubscriptionsGuard(self);
-        turns.ready(&self.issuer);
+        turns.ready(self.issuer);
         // Heartbeats run concurrently with receiving, because in a cluster, other servers may send
         // messages while one server does not respond.
         let mut beats = FuturesUnordered::new();
@@ -135,7 +135,7 @@ impl RedisBackend {
         let Some((first, key)) = message.split_once(' ') else {
             return;
         };
-        if channel.ends_with(&*self.issuer)
+        if channel.ends_with(&self.issuer.to_string())
             && let Ok(ticket) = first.trim_start_matches('-').parse()
         {
             return match first.starts_with('-') {
@@ -159,7 +159,7 @@ impl RedisBackend {
     async fn subscribe_to(&self, subscriber: &Connection, partition: u8) -> (u8, RedisResult<()>) {
         let scripts = &self.scripts;
         let channels = [
-            scripts.own_channel(partition, &self.issuer),
+            scripts.own_channel(partition, self.issuer),
             scripts.shared_channel(partition),
         ];
         let outcome = scripts.server().subscribe(subscriber, &channels).await;

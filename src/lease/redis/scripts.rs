@@ -97,7 +97,7 @@ impl Scripts {
     }
 
     /// Returns the channel of a partition on which only one issuer listens.
-    pub(super) fn own_channel(&self, partition: u8, issuer: &str) -> String {
+    pub(super) fn own_channel(&self, partition: u8, issuer: i64) -> String {
         let database = self.server.source.database();
         let prefix = &self.key_prefix;
         format!("{prefix}:{{{partition}}}:{database}:issuer:{issuer}")
@@ -135,7 +135,7 @@ impl Scripts {
                 queued,
             } => {
                 call.arg(whole_ms(*left))
-                    .arg(self.own_channel(partition_of(resource), listener))
+                    .arg(self.own_channel(partition_of(resource), *listener))
                     .arg(u8::from(*queued));
             }
         }

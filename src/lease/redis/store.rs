@@ -10,7 +10,7 @@ use super::{connection::Connection, scripts::Scripts};
 use crate::{
     epochs::{Epoch, partition_of},
     lease::{
-        Backend, Driver, Held, LeaseError, LeaseId, Page, Turns,
+        Backend, Driver, Held, LeaseError, Page, Turns,
         backend::{BlankCounter, Counters, Reply, Seen, Step},
     },
     token::Resource,
@@ -46,7 +46,7 @@ pub type RedisLeases = Driver<RedisBackend>;
 pub struct RedisBackend {
     pub(super) scripts: Scripts,
     /// The last part of the names of this process's own channels.
-    pub(super) issuer: Box<str>,
+    pub(super) issuer: i64,
     /// The listening connection, while it is open.
     pub(super) subscriptions: Mutex<Option<Arc<Subscriptions>>>,
 }
@@ -61,7 +61,7 @@ impl RedisBackend {
     pub(super) fn new(scripts: Scripts) -> Self {
         Self {
             scripts,
-            issuer: LeaseId::random().expose().into(),
+            issuer: rand::random_range(1..=i64::MAX),
             subscriptions: Mutex::default(),
         }
     }

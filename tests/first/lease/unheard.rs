@@ -93,7 +93,7 @@ impl Backend for Failing {
     }
 
     async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
-        turns.ready("listener");
+        turns.ready(1);
         sleep(Duration::from_secs(1)).await;
         turns.call_all();
         pending().await

@@ -44,7 +44,7 @@ pub mod scripts {
             "the-lease".to_owned()
         }
 
-        pub fn own_channel(&self, _: u8, issuer: &str) -> String {
+        pub fn own_channel(&self, _: u8, issuer: i64) -> String {
             format!("issuer:{issuer}")
         }
 
@@ -68,7 +68,7 @@ pub mod scripts {
             _: Seen<'_>,
         ) -> Result<Reply, LeaseError> {
             let (channel, waits) = match waits {
-                Waits::Yes { listener, .. } => (self.own_channel(0, listener), true),
+                Waits::Yes { listener, .. } => (self.own_channel(0, *listener), true),
                 _ => (String::new(), false),
             };
             let asked = Asked {

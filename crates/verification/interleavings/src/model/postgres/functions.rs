@@ -48,7 +48,7 @@ impl Functions {
             Waits::No => (false, None),
             Waits::Yes {
                 listener, queued, ..
-            } => (*queued, listener.parse().ok()),
+            } => (*queued, Some(*listener)),
             Waits::Leaves => (true, None),
         };
         let (lease, ticket) = (ask.lease.clone(), ask.ticket);
