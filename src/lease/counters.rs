@@ -47,15 +47,26 @@ struct State {
     /// The highest epoch (0 if none) and number that this process has seen. Each grant and each
     /// renewal raises it, and so does the end of an epoch.
     highest: (i64, i64),
-    /// The highest epoch that the source has confirmed, and the time of the last report. A new
-    /// epoch sets both, and so does a report that a grant waits for. If a grant causes a report in
-    /// the background, the report sets only the time, when it begins.
-    /// [`doubt`](KnownCounters::doubt) removes both.
-    confirmed: Option<(i64, Instant)>,
+    /// The highest epoch that the source has confirmed, or 0 if it has confirmed none. A new epoch
+    /// sets it, and so does a report that a grant waits for. [`doubt`](KnownCounters::doubt) resets
+    /// both this epoch and `reported_at`.
+    confirmed: i64,
+    /// When the last report to the source was answered or, in the background, when it began.
+    reported_at: Option<Instant>,
     /// The lowest valid epoch, or 0 if it is unknown. Each reply to a report raises it.
     lowest: i64,
-    /// When a renewal last triggered a report to the source.
-    renewal_reported_at: Option<Instant>,
+}
+
+impl State {
+    /// Returns whether a report is due. If it is, it counts as sent.
+    fn claim_report(&mut self) -> bool {
+        let recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
+        let is_due = !self.reported_at.is_some_and(recent);
+        if is_due {
+            self.reported_at = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// Whether an epoch must be reported to its source.
@@ -158,16 +169,9 @@ impl KnownCounters {
     /// background task asks the source whether the epoch has ended.
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
-        let recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
-        let mut state = self.state(partition);
-        if state.renewal_reported_at.is_some_and(recent)
-            || state.confirmed.is_some_and(|(_, at)| recent(at))
-        {
-            return;
+        if self.state(partition).claim_report() {
+            self.report_in_background(partition, epoch);
         }
-        state.renewal_reported_at = Some(Instant::now());
-        drop(state);
-        self.report_in_background(partition, epoch);
     }
 
     /// Re-reports an epoch in the background. A failure is only logged.
@@ -201,28 +205,27 @@ impl KnownCounters {
 
     /// Makes the next grant report the epoch again, because the epoch may have ended.
     pub(super) fn doubt(&self, partition: u8) {
-        self.state(partition).confirmed = None;
+        let mut state = self.state(partition);
+        (state.confirmed, state.reported_at) = (0, None);
     }
 
     /// Returns which report of this epoch the caller must send to the source. `Due` counts as sent:
     /// of several concurrent callers, only one gets it.
     fn claim_report(&self, partition: u8, epoch: Epoch) -> Report {
-        match &mut self.state(partition).confirmed {
-            Some((known, at)) if *known >= epoch.get() => {
-                if at.elapsed() < REPORT_INTERVAL {
-                    return Report::Recent;
-                }
-                *at = Instant::now();
-                Report::Due
-            }
-            _ => Report::Never,
+        let mut state = self.state(partition);
+        if state.confirmed < epoch.get() {
+            return Report::Never;
+        }
+        match state.claim_report() {
+            true => Report::Due,
+            false => Report::Recent,
         }
     }
 
     fn note_confirmed(&self, partition: u8, epoch: Epoch) {
-        let confirmed = &mut self.state(partition).confirmed;
-        let known = confirmed.map_or(0, |(known, _)| known);
-        *confirmed = Some((known.max(epoch.get()), Instant::now()));
+        let mut state = self.state(partition);
+        state.confirmed = state.confirmed.max(epoch.get());
+        state.reported_at = Some(Instant::now());
     }
 
     fn state(&self, partition: u8) -> MutexGuard<'_, State> {

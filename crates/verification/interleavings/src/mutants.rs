@@ -156,10 +156,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "counters: every request that finds a report due sends it",
         file: "lease/counters.rs",
-        code: "*at = Instant::now();
-                Report",
-        broken: "if !IS_ON { *at = Instant::now(); }
-                Report",
+        code: "self.reported_at = Some(Instant::now());",
+        broken: "if !IS_ON { self.reported_at = Some(Instant::now()); }",
     },
     Mutant {
         name: "loss: the last loss counts",
