@@ -134,6 +134,11 @@ end
 -- no such waiter, or the grant needs an epoch first, notifies the issuers with waiters, which then
 -- retry.
 local function end_lease()
+  if redis.call('EXISTS', QUEUE, WAITERS) == 0 then
+    -- No request waits.
+    redis.call('DEL', LEASE)
+    return {'released'}
+  end
   local now = counter()
   if now.usable and hand_over(now, true) then
     return {'released'}
