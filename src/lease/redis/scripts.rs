@@ -127,14 +127,15 @@ impl Scripts {
             .arg(whole_ms(ask.lock_delay))
             .arg(ask.owner.as_ref().map_or("", Owner::as_str));
         match waits {
-            Waits::No => {}
-            Waits::Leaves => drop(call.arg("")),
+            Waits::No => drop(call.arg("no")),
+            Waits::Leaves => drop(call.arg("leaves")),
             Waits::Yes {
                 listener,
                 left,
                 queued,
             } => {
-                call.arg(whole_ms(*left))
+                call.arg("waits")
+                    .arg(whole_ms(*left))
                     .arg(self.own_channel(partition_of(resource), *listener))
                     .arg(u8::from(*queued));
             }

@@ -253,8 +253,9 @@ impl Redis {
         let channel = self.channel(issuer_of(waiter));
         let (ttl, wait, ticket) = (LONG_MS.to_string(), wait.to_string(), ticket(waiter));
         let mut more = vec![id, &ticket, &ttl, "0", ""];
-        if wait != "0" {
-            more.extend([&*wait, &channel, "0"]);
+        match &*wait {
+            "0" => more.push("no"),
+            wait => more.extend(["waits", wait, &channel, "0"]),
         }
         let acquire = script!(
             "acquire_first.lua",

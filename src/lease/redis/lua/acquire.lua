@@ -1,15 +1,13 @@
 -- Grants a lease, adds the request to the queue, or reports how long the resource stays blocked.
 -- ARGV: …, lease id, ticket of the request, sum of ttl and lock delay in ms, lock delay in ms,
--- owner. If the request waits, three arguments follow: the timeout in ms, the channel of its
--- issuer, and 1 if it was in the queue before. If the request has stopped waiting, '' follows
--- instead. Nothing follows if the request has not waited.
+-- owner, and one of these words: `no` if the request does not wait, `leaves` if it no longer waits,
+-- or `waits`. After `waits`, three arguments follow: the timeout in ms, the channel of the
+-- request's issuer, and 1 if the request was in the queue before.
 -- Returns {'granted', …} (acquire_first.lua: only the token), {'held', ms left}, {'queued', ms
 -- left, 1 if it was not in the queue before}, {'displaced'}, or the reply of `needs_epoch`.
-local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
+local id, ticket, owner, mode = ARGV[6], ARGV[7], ARGV[10], ARGV[11]
 local delay = tonumber(ARGV[9])
 local ttl = tonumber(ARGV[8]) - delay
--- `wait` is nil unless the request waits.
-local wait, has_stopped = tonumber(ARGV[11] or ''), ARGV[11] == ''
 
 local held = current()
 if not held then
@@ -52,14 +50,15 @@ if held.id == id and held.holds then
 end
 
 local left = left_of(held)
-if not wait then
-  if has_stopped and waiter(id) == ticket then
+if mode ~= 'waits' then
+  if mode == 'leaves' and waiter(id) == ticket then
     leave(id)
   end
   return {'held', left}
 end
+local wait, channel, was_queued = tonumber(ARGV[12]), ARGV[13], ARGV[14] == '1'
 local known_ticket, _, known_owner = waiter(id)
-if known_ticket and ARGV[13] == '1' and known_ticket ~= ticket then
+if known_ticket and was_queued and known_ticket ~= ticket then
   return {'displaced'}
 end
 -- Redis may have evicted one of the two keys, so each step adds the id if it is missing.
@@ -68,7 +67,7 @@ local joined = redis.call('ZADD', QUEUE, 'NX', (last or 0) + 1, id)
 if known_owner and known_owner ~= '' then
   owner = known_owner
 end
-redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[12], owner}, '\n'))
+redis.call('HSET', WAITERS, id, table.concat({ticket, channel, owner}, '\n'))
 -- The queue expires if none of the issuers with waiters in it is still running.
 if math.min(redis.call('PTTL', QUEUE), redis.call('PTTL', WAITERS)) < wait + 10000 then
   redis.call('PEXPIRE', QUEUE, wait + 30000)
