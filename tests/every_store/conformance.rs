@@ -14,7 +14,6 @@ struct Ours<S>(PhantomData<S>, Mutex<Vec<Box<dyn Any + Send>>>);
 impl<S: TestStore + Send + Sync> Subject for Ours<S> {
     type Leases = S::Leases;
     const QUEUE: bool = S::HAS_LINE;
-    const GRANT_TIME: bool = S::HAS_GRANT_TIME;
     // A busy machine may need longer than the TTL of the other tests between two steps.
     const SHORT: Duration = Duration::from_secs(1);
 

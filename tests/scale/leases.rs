@@ -38,7 +38,6 @@ struct OnCitus {
 
 impl Subject for OnCitus {
     type Leases = PostgresLeases;
-    const GRANT_TIME: bool = true;
     const SHORT: Duration = Duration::from_secs(1);
 
     async fn fresh(&self) -> (PostgresLeases, PostgresLeases) {
