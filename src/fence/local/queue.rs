@@ -141,7 +141,8 @@ impl Drop for Permit {
             let Entry::Occupied(mut queue) = queues.entry(key) else {
                 return;
             };
-            let Some(waiter) = queue.get_mut().take_first() else {
+            let first = queue.get_mut().take_first();
+            let Some(waiter) = first else {
                 queue.remove();
                 return;
             };
