@@ -161,7 +161,7 @@ fn note_caught_up(resource: &Resource) {
             resource = resource.as_str(),
             partition = partition_of(resource),
             suppressed,
-            "the resource was last used on another timeline of the database: its earlier tokens are stale"
+            "the resource was last used on another timeline of the database"
         );
     }
 }
@@ -185,14 +185,14 @@ impl Fence<Postgres> {
     /// If `pg_walfile_name` failed on the server when the tables were created, the server does not
     /// reveal its timeline. In that case, the fence detects no failover.
     ///
-    /// The database role needs EXECUTE on `tower_fence.notice_failover`.
+    /// The database role needs EXECUTE on `tower_fence.notice_failover`. The method waits up to 10 s
+    /// for transactions that write to a resource for the first time.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`begin`](Self::begin).
     pub async fn notice_failover(&self, enabled: bool) -> Result<(), AdmitError> {
-        let limits = self.limits_on_workers().await?;
-        self.in_transaction(limits, async |On { conn, names }| {
+        self.in_transaction(self.limits.long(), async |On { conn, names }| {
             sqlx::query(names.sql("SELECT tower_fence.notice_failover($1)"))
                 .bind(enabled)
                 .execute(conn)

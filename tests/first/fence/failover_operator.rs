@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tower_fence::{
-    Fence, LiveTokens, Resource, Token, TokenUse,
+    AdmitError, Fence, LiveTokens, Resource, Token, TokenUse,
     epochs::{Epoch, EpochError, Epochs},
 };
 
@@ -215,7 +215,7 @@ async fn notice_of_a_failover_does_not_wait_for_a_lock_without_end() {
     let setting = "SELECT count(*) FROM pg_proc WHERE oid = 'tower_fence.notice_failover(boolean)'::regprocedure \
                    AND 'lock_timeout=10s' = ANY (proconfig)";
     assert_eq!(db.number(setting).await, 1);
-    db.execute("ALTER FUNCTION tower_fence.notice_failover(boolean) SET lock_timeout = '50ms'")
+    db.execute("ALTER FUNCTION tower_fence.notice_failover(boolean) SET lock_timeout = '3s'")
         .await;
     let mut writer = db.pool.begin().await.unwrap();
     let other = in_the_same_partition();
@@ -223,10 +223,11 @@ async fn notice_of_a_failover_does_not_wait_for_a_lock_without_end() {
         .await
         .unwrap();
     is_on_timeline(&db, REPORTED[1]).await;
-    let notice = sqlx::query("SELECT tower_fence.notice_failover(NULL)");
-    let refused = notice.execute(&db.pool).await.unwrap_err();
-    let code = refused.as_database_error().and_then(|error| error.code());
-    assert_eq!(code.as_deref(), Some("55P03"));
+    // The timeout of the function is longer than those of the fence.
+    let second = Duration::from_secs(1);
+    let fence = db.fence_with(|fence| fence.lock_timeout(second).answer_timeout(second));
+    let refused = fence.notice_failover(true).await;
+    assert_matches!(refused, Err(AdmitError::Busy(_)));
 }
 
 /// The removal reads the floor of the partition before the failover is committed.
