@@ -17,9 +17,9 @@ pub enum LeaseError {
         /// released.
         retry_after: Duration,
     },
-    /// The lease is not held under this id. It was released or broken, has expired, or was never
-    /// granted.
-    #[error("the lease on {resource} is not held under this lease id")]
+    /// The lease with this id or token is not held. It was released or broken, has expired, or was
+    /// never granted.
+    #[error("this lease on {resource} is not held")]
     Lost {
         /// The resource.
         resource: Resource,

@@ -101,7 +101,9 @@ async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
         browser
             .comes_to("return document.querySelector('#break').open")
             .await;
-        browser.shows("#break-error", "No such lease is held").await;
+        browser
+            .shows("#break-error", "This lease on sku-1 is not held")
+            .await;
         browser.click("#break-no").await;
         browser
             .shows("#leases-rows tr:first-child", "worker-b")
