@@ -99,7 +99,7 @@ BEGIN
             ELSE 'TF411' END,
         MESSAGE = CASE outcome
             WHEN 'held' THEN concat('the lease on ', resource, ' is held by another holder')
-            WHEN 'lost' THEN concat('the lease on ', resource, ' is not held under this lease id')
+            WHEN 'lost' THEN concat('this lease on ', resource, ' is not held')
             WHEN 'again' THEN concat('another transaction is changing the lease on ', resource)
             ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has received') END,
         HINT = CASE outcome

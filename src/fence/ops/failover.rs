@@ -185,8 +185,8 @@ impl Fence<Postgres> {
     /// If `pg_walfile_name` failed on the server when the tables were created, the server does not
     /// reveal its timeline. In that case, the fence detects no failover.
     ///
-    /// The database role needs EXECUTE on `tower_fence.notice_failover`. The method waits up to 10 s
-    /// for transactions that write to a resource for the first time.
+    /// The database role needs EXECUTE on `tower_fence.notice_failover`. The method waits up to
+    /// 10 s for transactions that write to a resource for the first time.
     ///
     /// # Errors
     ///
