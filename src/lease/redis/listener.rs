@@ -135,7 +135,8 @@ impl RedisBackend {
         let Some((first, key)) = message.split_once(' ') else {
             return;
         };
-        if channel.ends_with(&self.issuer.to_string())
+        let issuer = channel.rsplit(':').next().map(str::parse);
+        if issuer == Some(Ok(self.issuer))
             && let Ok(ticket) = first.trim_start_matches('-').parse()
         {
             return match first.starts_with('-') {

@@ -110,6 +110,20 @@ impl Backend for Delaying {
     }
 }
 
+/// Returns a driver whose store delays the first join until the sender sends `true`, and the
+/// positions in the store.
+fn delaying(loses_first: bool) -> (Driver<Delaying>, Positions, watch::Sender<bool>) {
+    let (arrives, arrived) = watch::channel(false);
+    let positions = Positions::default();
+    let store = Delaying {
+        positions: positions.clone(),
+        first: Mutex::new(Some(arrived)),
+        loses_first,
+        ..Delaying::default()
+    };
+    (Driver::over(store), positions, arrives)
+}
+
 /// Starts a request that waits under this lease id.
 fn waiting<B: Backend>(leases: &Driver<B>, id: &LeaseId) -> JoinHandle<Result<Lease, LeaseError>> {
     let request = Acquire::new(LONG).lease_id(id.clone()).wait(LONG);
@@ -119,13 +133,7 @@ fn waiting<B: Backend>(leases: &Driver<B>, id: &LeaseId) -> JoinHandle<Result<Le
 #[tokio::test(start_paused = true)]
 async fn late_step_of_a_displaced_request_leaves_no_position() {
     const LATER: Duration = Duration::from_secs(10);
-    let (arrives, arrived) = watch::channel(false);
-    let positions = Positions::default();
-    let leases = Driver::over(Delaying {
-        positions: positions.clone(),
-        first: Mutex::new(Some(arrived)),
-        ..Delaying::default()
-    });
+    let (leases, positions, arrives) = delaying(false);
     let id = LeaseId::random();
     let acquire = || waiting(&leases, &id);
     let count = || positions.with(|positions| positions.len());
@@ -155,14 +163,7 @@ async fn late_step_of_a_displaced_request_leaves_no_position() {
 async fn displacing_request_has_its_position_after_a_late_step() {
     const LATER: Duration = Duration::from_secs(2);
     for (loses_first, is_dropped) in [(false, true), (false, false), (true, true)] {
-        let (arrives, arrived) = watch::channel(false);
-        let positions = Positions::default();
-        let leases = Driver::over(Delaying {
-            positions: positions.clone(),
-            first: Mutex::new(Some(arrived)),
-            loses_first,
-            ..Delaying::default()
-        });
+        let (leases, positions, arrives) = delaying(loses_first);
         let id = LeaseId::random();
         let first = waiting(&leases, &id);
         sleep(LATER / 100).await;
@@ -285,14 +286,7 @@ async fn position_is_kept_although_its_reply_is_late() {
 #[tokio::test(start_paused = true)]
 async fn kept_request_does_not_displace_the_retry_of_its_client() {
     const SOON: Duration = Duration::from_millis(100);
-    let (arrives, arrived) = watch::channel(false);
-    let positions = Positions::default();
-    let leases = Driver::over(Delaying {
-        positions: positions.clone(),
-        first: Mutex::new(Some(arrived)),
-        loses_first: true,
-        ..Delaying::default()
-    });
+    let (leases, positions, arrives) = delaying(true);
     let id = LeaseId::random();
     let request = Acquire::new(LONG).lease_id(id.clone()).wait(SOON);
     let first = spawn_acquire(&leases, &sku(), request);
@@ -311,13 +305,7 @@ async fn kept_request_does_not_displace_the_retry_of_its_client() {
 #[tokio::test(start_paused = true)]
 async fn request_has_left_the_queue_when_it_is_answered() {
     const SOON: Duration = Duration::from_millis(100);
-    let (arrives, arrived) = watch::channel(false);
-    let positions = Positions::default();
-    let leases = Driver::over(Delaying {
-        positions: positions.clone(),
-        first: Mutex::new(Some(arrived)),
-        ..Delaying::default()
-    });
+    let (leases, positions, arrives) = delaying(false);
     let later = async {
         sleep(2 * SOON).await;
         arrives.send(true).unwrap();
