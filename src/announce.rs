@@ -115,7 +115,7 @@ pub enum AnnounceError {
     /// The fence of the resource has already received another token that supersedes the grant. The
     /// issuer may repeat the grant with any token above `max_token`, if one is left. If the call
     /// renews a lease, the lease is lost.
-    #[error("token {max_token} was already used on the resource or announced")]
+    #[error("token {max_token} was already used or announced on the resource")]
     Superseded {
         /// The highest token that is stale or was announced.
         max_token: i64,

@@ -130,9 +130,9 @@ def sqlstate_of(error: DBAPIError):
     return "08006" if is_lost else sqlstate
 
 
-# Not a dependency of FastAPI: the admission, the handler and the COMMIT would then be three jobs of
-# the thread pool. While requests with a connection wait for a thread, the requests that wait for a
-# connection could occupy all threads.
+# This is not a dependency of FastAPI, because the admission, the handler and the COMMIT would then
+# be three jobs of the thread pool. While requests with a connection wait for a thread, the requests
+# that wait for a connection could occupy all threads.
 @contextmanager
 def fenced(sku: str, fencing_token: list[str] | None):
     """Begins a transaction that admits the request's token for this SKU, and yields its session.
@@ -145,7 +145,8 @@ def fenced(sku: str, fencing_token: list[str] | None):
     token = None
     try:
         with Session(engine) as session:
-            # Admitted first, so that later reads in the transaction see earlier holders' writes.
+            # Admit the token first, so that later reads in the transaction see earlier holders'
+            # writes.
             session.execute(TIMEOUTS)
             admit = text("SELECT tower_fence.admit_header(:field, :sku)")
             # The lines of the field are joined by a comma. Only the database parses the field.

@@ -69,7 +69,7 @@ async function acquire(url: string, headers: Headers): Promise<string> {
   }
 }
 
-/** Renews the lease, and returns its expiry, which counts from before the request. */
+/** Renews the lease, and returns its expiry, measured from before the request. */
 async function renew(url: string, headers: Headers, timeout_ms: number): Promise<number> {
   const sent = performance.now();
   const timeout = AbortSignal.timeout(Math.max(0, Math.floor(timeout_ms)));

@@ -125,9 +125,12 @@ pub struct Order {
 fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
     let number = f64::deserialize(number)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
-    is_whole
-        .then_some(number as u32)
-        .ok_or_else(|| D::Error::custom(format!("{number} is not from 0 to {}", u32::MAX)))
+    is_whole.then_some(number as u32).ok_or_else(|| {
+        D::Error::custom(format!(
+            "{number} is not a whole number from 0 to {}",
+            u32::MAX
+        ))
+    })
 }
 
 /// The health of the service.

@@ -1,4 +1,5 @@
-//! The shop, which changes prices under leases. Each change and its event are one transaction.
+//! The shop, which changes prices under leases. Each change is committed in one transaction with
+//! its event.
 
 use std::{error::Error, time::Duration};
 

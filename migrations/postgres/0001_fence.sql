@@ -329,14 +329,14 @@ BEGIN
     END) THEN
         RAISE WARNING USING
             ERRCODE = 'no_active_sql_transaction',
-            MESSAGE = concat(name, ' has no effect on later statements: it is a transaction of its own'),
+            MESSAGE = concat(name, ' has no effect on later statements: it runs in a transaction of its own'),
             HINT = 'Call it in the transaction that writes: BEGIN, this call, the writes, COMMIT.';
     END IF;
     RETURN true;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.warn_outside_transaction(text) IS
-    'Warns if the calling statement is a transaction of its own.';
+    'Warns if the calling statement runs in a transaction of its own.';
 
 CREATE FUNCTION tower_fence.wait_for_disk()
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -569,7 +569,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.floor_of(text, smallint, text) IS
-    'The highest stale token of a resource without a row, or null if its partition is on another timeline than this '
+    'The highest stale token of a resource without a row, or null if its partition is not on the timeline of this '
     'server.';
 
 CREATE FUNCTION tower_fence.catch_up_in_transaction(resource text)
@@ -1339,9 +1339,9 @@ COMMENT ON FUNCTION tower_fence.after_failover(bigint) IS
     'database has lost, and breaks their leases. Operators call this function if the database may have lost confirmed '
     'writes without a change of its timeline, for example because a dump was restored. Call it before any client '
     'writes. With an argument, the call has the effect of this number of calls. If no partition has an epoch, returns '
-    'false, and all tokens stay valid. The call waits up to 10 s for the transactions that write to resources, and for a '
-    'VACUUM, ANALYZE or CREATE INDEX CONCURRENTLY of that table, and rewrites all of its rows. Other writes wait '
-    'meanwhile. If the call raises 40P01 (deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this '
+    'false, and all tokens stay valid. The call waits up to 10 s for the transactions that write to the table resources, '
+    'and for a VACUUM, ANALYZE or CREATE INDEX CONCURRENTLY of that table. It rewrites all rows of the table. Other writes '
+    'wait meanwhile. If the call raises 40P01 (deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this '
     'case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)

@@ -335,8 +335,8 @@ BEGIN
         ELSIF TG_OP = 'UPDATE' THEN%2$s
         ELSIF TG_OP = 'DELETE' THEN%3$s
         ELSE
-            -- With `enable_seqscan = off`, the scan of the table looks so expensive to the planner
-            -- that the server compiles the query (JIT).
+            -- With `enable_seqscan = off`, the scan of the table has a high cost, which would start
+            -- the JIT compiler.
             PERFORM set_config('enable_seqscan', 'on', true);
             EXECUTE concat(%4$L, TG_RELID::regclass, %5$L, TG_RELID::regclass, %6$L) INTO is_unfenced, unfenced;
         END IF;
@@ -547,7 +547,7 @@ BEGIN
         ELSE has_function_privilege(table_owner, 'tower_fence.require_admission(regclass, text)', 'EXECUTE') END;
     IF NOT (is_allowed AND has_schema_privilege(table_owner, fence_schema, 'USAGE')) THEN
         RAISE insufficient_privilege USING
-            MESSAGE = format('%s, the owner of %s, lacks rights on the fence', table_owner, protect.relation),
+            MESSAGE = format('%s, the owner of %s, lacks privileges on the fence', table_owner, protect.relation),
             HINT = format(CASE WHEN column_beside IS NULL
                 THEN 'GRANT USAGE ON SCHEMA %2$s TO %1$I; GRANT SELECT ON %2$s.resources TO %1$I; '
                     'GRANT EXECUTE ON FUNCTION %2$s.refuse_unfenced TO %1$I'
@@ -567,7 +567,7 @@ BEGIN
         WHEN 'r' THEN ARRAY['fence_new', 'fence_old']
         ELSE ARRAY(
             SELECT format('(SELECT %s)', (
-                -- PL/pgSQL reserves other words than SQL, so the names are always quoted.
+                -- PL/pgSQL and SQL reserve different words, so the names are always quoted.
                 SELECT string_agg(DISTINCT format('%s."%s"', of, replace(p.column_name, '"', '""')), ', ')
                 FROM tower_fence.pattern_parts(protect.pattern) AS p WHERE p.column_name IS NOT NULL
             ))

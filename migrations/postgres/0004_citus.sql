@@ -312,7 +312,7 @@ COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
 -- node, and each unknown history has timeline 1 (the timeline of a new worker), the function
 -- concludes that no worker has failed over. The rows of a shard that was split may come from
 -- several workers, so a split counts as a failover. Servers that were copied from one data
--- directory have the same system identifier, so their histories do not tell them apart. With such
+-- directory have the same system identifier, so their histories do not distinguish them. With such
 -- servers, each move counts as a failover.
 CREATE FUNCTION tower_fence.catch_up_workers(calls bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
@@ -610,7 +610,7 @@ BEGIN
             RAISE wrong_object_type USING
                 MESSAGE = format('%s is distributed by %I of type %s: the distribution column must have the type text',
                     relation, key.attname, key.atttypid::regtype),
-                HINT = 'Distribute it by a column of type text that has the names of the resources, or call '
+                HINT = 'Distribute it by a column of type text that contains the names of the resources, or call '
                     'tower_fence.distribute() without a table.';
         ELSIF NOT key.collisdeterministic THEN
             RAISE wrong_object_type USING

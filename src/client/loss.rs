@@ -56,9 +56,9 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Records the end of the hold in the metrics, and reports the loss unless the lease was given
-    /// up. Each guard calls this method once, without a lock, because a subscriber of the events or
-    /// a recorder of the metrics may use the guard.
+    /// Records the end of the hold in the metrics, and reports the loss unless the guard was
+    /// released or dropped. Each guard calls this method once, without a lock, because a subscriber
+    /// of the events or a recorder of the metrics may use the guard.
     pub(super) fn count(&self) {
         metrics::held(-1.0);
         let (reason, resource) = match self {

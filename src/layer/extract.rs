@@ -182,7 +182,7 @@ impl IntoResponse for NoTransaction {
             Self::PlainRead => {}
             _ => tracing::error!(
                 error = self.to_string(),
-                "a handler got no fenced transaction"
+                "a handler did not get a fenced transaction"
             ),
         }
         failure::marked(kind, problem)

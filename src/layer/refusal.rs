@@ -116,7 +116,7 @@ pub enum Refusal {
     #[error("the handler did not respond before the hold timeout of {0:?} expired")]
     HandlerTimeout(Duration),
     /// The layer is deferred, and the handler returned a success without writing.
-    #[error("the handler answered a success without using its `PendingWrite`")]
+    #[error("the handler responded with a success without using its `PendingWrite`")]
     NotWritten,
     /// The transaction was not committed, or its outcome is unknown.
     #[error(transparent)]

@@ -43,7 +43,7 @@ impl LeaseBody {
         if self.resource != *resource || self.lease_id != id.expose() {
             return None;
         }
-        // Only a service judges the signature.
+        // Only a service verifies the signature.
         let signed: Option<FencingToken> = self.fencing_token.parse().ok();
         let (token, resource) = (self.token, self.resource);
         Some(Lease {
@@ -235,7 +235,7 @@ mod tests {
             copied.fencing_token().to_string(),
             signed.fencing_token().to_string()
         );
-        // A client does not judge a signature.
+        // A client does not verify a signature.
         let mut body = LeaseBody::from(&lease);
         body.fencing_token = r#"1;resource=%"caf%c3%a9";mac=:AAAA:"#.into();
         let field = body.fencing_token.clone();

@@ -102,7 +102,7 @@ async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
         let mut lock = lock;
         lock.path_segments_mut().unwrap().push(name);
         let lease = match name {
-            // The URL of a lock cannot have this name.
+            // The URL of a lock cannot contain this name.
             ".." => {
                 service
                     .leases

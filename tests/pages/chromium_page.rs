@@ -268,7 +268,10 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
         let is_open = "return document.querySelector('#reset').open";
         browser.comes_to(is_open).await;
         let text = browser.text("#reset").await;
-        assert_contains!(text, "No client writes with a higher token from now on");
+        assert_contains!(
+            text,
+            "From now on, no client uses an existing token above this one"
+        );
         // Unless the condition is checked, no request is sent.
         browser.click("#reset-yes").await;
         assert_eq!(browser.run(is_open).await, true);
@@ -341,7 +344,7 @@ fn hold_back(part: &str) -> String {
     )
 }
 
-/// During an upgrade, the look-up may be answered by a process whose version names the lease
+/// During an upgrade, the lookup may be answered by a process whose version names the lease
 /// differently.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn look_up_by_another_version_is_not_shown_as_free() {
@@ -360,7 +363,7 @@ async fn look_up_by_another_version_is_not_shown_as_free() {
     .await;
 }
 
-/// A script that renames the lease in the response to a look-up.
+/// A script that renames the lease in the response to a lookup.
 const RENAMES_THE_LEASE: &str = "
     const ask = window.fetch;
     window.fetch = async (to, init) => {

@@ -61,7 +61,7 @@ async fn with_the_fence_the_late_write_is_refused() {
         let tokens = browser.run("return [...document.querySelectorAll('#timeline .token')].map((one) => one.textContent)").await;
         assert_eq!(tokens, json!(["#2", "#3"]));
         let log = browser.text("#log").await;
-        assert_contains!(log, "412 stale-token, presented #2, highest token seen #3");
+        assert_contains!(log, "412 stale-token, presented #2, highest stale token #3");
         browser.comes_to("return !document.querySelector('#play').disabled").await;
         browser.picture("playground.png", 1180, 930).await;
         // The timeline stops by itself, together with the bar of the pause.

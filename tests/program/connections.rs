@@ -138,7 +138,7 @@ async fn waiters_above_the_limit_are_refused() {
         .await;
     refused.is_problem(503, "server-busy");
     assert_eq!(refused.headers["retry-after"], "1");
-    let refused = "refused a request: the limit of requests that wait for leases is reached";
+    let refused = "refused a request: the limit on requests that wait for leases is reached";
     server.logs(refused).await;
     let log = server.log();
     let line = log.lines().find(|line| line.contains(refused)).unwrap();
@@ -274,7 +274,7 @@ async fn silent_connection_is_closed_for_a_new_one() {
     assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
     let limit = metric(&server, "tower_fence_server_connections_limit").await;
     assert_eq!(limit, "8");
-    server.logs("the limit of connections is reached").await;
+    server.logs("the limit on connections is reached").await;
     // The connection with a request was kept.
     server.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);

@@ -234,7 +234,7 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
     names(&server, "database", "read-only transaction").await;
 }
 
-/// The check of etcd only reads, so it does not detect that the user may not write.
+/// The check of etcd only reads, so it does not detect that the user is not allowed to write.
 #[tokio::test]
 async fn server_is_not_ready_while_etcd_refuses_grants() {
     let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(1).await);

@@ -165,7 +165,7 @@ async fn command_that_the_terminal_has_stopped_is_reported_once() {
     for _ in 0..2 {
         send_signal(command.parse().unwrap(), "-CONT");
         eventually!("the command is stopped", state(&command) == Some('T'));
-        // The program looks at the command at least every 200 ms.
+        // The program checks the state of the command at least every 200 ms.
         sleep(Duration::from_millis(400)).await;
     }
     let keeper = notes.text("keeper").trim().parse().unwrap();

@@ -281,7 +281,8 @@ async fn restored_fence_can_be_distributed_again() {
     }
 }
 
-/// A query for the functions that run with the rights of their owner and that PUBLIC may execute.
+/// A query for the functions that run with the privileges of their owner and that PUBLIC may
+/// execute.
 const OPEN: &str = "SELECT coalesce(string_agg(p.proname, ' '), '') FROM pg_proc AS p \
      WHERE p.pronamespace = 'tower_fence'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')";
 

@@ -103,8 +103,8 @@ impl EtcdLeasesBuilder {
     /// # Errors
     ///
     /// - [`LeaseError::Invalid`] in the same cases as [`connect_lazy`](Self::connect_lazy).
-    /// - [`LeaseError::Misconfigured`] if etcd refuses the user, the user may not read the keys, or
-    ///   the HTTP gateway is disabled.
+    /// - [`LeaseError::Misconfigured`] if etcd refuses the user, the user is not allowed to read
+    ///   the keys, or the HTTP gateway is disabled.
     /// - [`LeaseError::Unavailable`] if no endpoint responds.
     pub async fn connect<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
         let leases = self.connect_lazy(endpoints)?;

@@ -171,8 +171,8 @@ impl EtcdError {
         self.code() == NOT_FOUND
     }
 
-    /// Returns whether the status of a member is unavailable, because this user may not read it or
-    /// the member does not support the call.
+    /// Returns whether the status of a member is unavailable, because this user is not allowed to
+    /// read it or the member does not support the call.
     pub(crate) const fn hides_status(&self) -> bool {
         matches!(self.code(), PERMISSION_DENIED | UNIMPLEMENTED)
     }

@@ -8,7 +8,7 @@
 //!    process makes it retry, or abandons the request if its client has disconnected.
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
 //!    it again. If that fails, every waiter of the resource retries, and receives its position, its
-//!    grant, or an error. If the calls of the process go to another endpoint than the watch, one
+//!    grant, or an error. If the calls of the process and the watch use different endpoints, one
 //!    second of silence is enough.
 //! 3. If the etcd lease of the positions has ended, the process listens again, and every waiter
 //!    retries.

@@ -12,7 +12,7 @@ use tower_fence::{chain::Chain, lease::LeaseError, metrics};
 /// node whose memory is full answers reads between the grants that fail.
 pub(crate) const QUIET: Duration = Duration::from_secs(60);
 
-/// Time of the last failure of a node, or none if the node counts as usable. Further failures are
+/// Time of the last failure of a node, or `None` if the node counts as usable. Further failures are
 /// not logged until the node counts as usable again.
 #[derive(Default)]
 pub(crate) struct Health(Mutex<Option<Instant>>);
@@ -40,7 +40,10 @@ impl Health {
             }
             (Some(Change::Recovered), _) => {
                 metrics::quorum_nodes_failed(-1.0);
-                tracing::info!(node, "a node of the quorum has not failed for a minute");
+                tracing::info!(
+                    node,
+                    "a node of the quorum has recovered: it has not failed for a minute"
+                );
             }
             _ => {}
         }

@@ -130,8 +130,7 @@ impl Node {
         match Answer::parse(&texts)? {
             Answer::None if is_repeated => Ok(Answer::MayHaveEnded),
             Answer::Unfit(Unfit::NoHistory) => Err(self.unfit(
-                "it does not report its master_replid (INFO replication), without which tokens would not survive \
-                 a restart",
+                "it does not report its master_replid (INFO replication), so tokens could repeat after a restart",
             )),
             Answer::Unfit(Unfit::Replicated) => Err(self.unfit(
                 "it is a replica or has replicas, so a server that lacks its latest data may replace it; the \

@@ -149,10 +149,10 @@ impl Server {
 /// error code, at least for a command in a script, so only their texts identify them.
 fn has_permanent_cause(detail: &str) -> bool {
     let texts = [
-        // The user lacks a right. The first text is that of Redis 7.2 and later.
+        // The user lacks a permission. The first text is that of Redis 7.2 and later.
         "ACL failure in script",
         "The user executing the script can't",
-        // The user may not select the database (all versions), or may not use it (Valkey 9.1).
+        // The user is not allowed to select the database (all versions) or to use it (Valkey 9.1).
         "has no permissions to run",
         "No permissions to access database",
         // The URL contains no password (all versions).

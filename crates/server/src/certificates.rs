@@ -78,7 +78,7 @@ pub fn outdated(path: &Path) -> Result<Option<&'static str>, Failure> {
     let (_, found) = read(path)?;
     let parsed = ParsedCertificate::try_from(&found[0])
         .map_err(|error| Failure::file("cannot use", path, chain(&error)))?;
-    // Without authorities, the verification always fails. It checks the dates first.
+    // Without authorities, the verification always fails, but it checks the dates first.
     let (roots, now) = (RootCertStore::empty(), UnixTime::now());
     let verified = verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], now, &[]);
     use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};

@@ -47,7 +47,7 @@ pub fn arguments_of(
         let option = command
             .get_opts()
             .find(|option| option.get_long() == Some(name) && name != "config")
-            .ok_or_else(|| invalid(format!("there is no option --{name}")))?;
+            .ok_or_else(|| invalid(format!("unknown option --{name}")))?;
         let argument = argument(name, option, value).map_err(invalid)?;
         if !is_given(name, command, given) {
             found.extend(argument);

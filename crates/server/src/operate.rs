@@ -16,8 +16,8 @@ use crate::{
 
 /// Lists the leases that are held.
 ///
-/// If the server has secrets, the secret of an operator is required. The remaining times are those
-/// at the time of the server's answer. Invisible characters of names are shown as `\u{…}`, and
+/// If the server has secrets, the secret of an operator is required. The remaining times were
+/// current when the server responded. Invisible characters of names are shown as `\u{…}`, and
 /// backslashes are doubled; --json prints the exact names.
 #[derive(Args)]
 pub struct LeasesArgs {

@@ -159,7 +159,9 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
         }
         error => Failure::other(chain(&error)),
     })?;
-    print_text(&format!("the fence of {name} is now at {token}\n"))
+    print_text(&format!(
+        "the fence of {name} was reset: its highest stale token is {token}\n"
+    ))
 }
 
 /// Asks for confirmation at the terminal.

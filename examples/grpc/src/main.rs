@@ -148,7 +148,7 @@ fn render(refusal: &Refusal, problem: Response) -> Response {
     status.into_http::<Body>()
 }
 
-/// Refuses a call with another method than POST. See rule 5 above.
+/// Refuses a call with a method other than POST. See rule 5 above.
 async fn only_post(request: extract::Request, next: Next) -> Response {
     if request.method() == Method::POST {
         return next.run(request).await;

@@ -109,7 +109,7 @@ function handle(name, event, details = {}) {
     refused: () => {
       refused += 1;
       timeline.mark(name, "refused", details);
-      log(name, `is refused: 412 stale-token, presented ${short(details.token)}, highest token seen ${short(details.maxToken)}.`, "bad");
+      log(name, `is refused: 412 stale-token, presented ${short(details.token)}, highest stale token ${short(details.maxToken)}.`, "bad");
       checkStock();
     },
     released: () => endLease(name),

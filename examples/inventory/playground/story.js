@@ -14,7 +14,7 @@ export const steps = [
     },
   },
   {
-    text: "A is paused, for example by garbage collection, a frozen machine, or a slow network. It does not renew its lease.",
+    text: "A is paused, for example by a garbage collection or because its machine is frozen. It does not renew its lease.",
     run: async ({ a }) => {
       a.pause();
       await pause(TTL_MS - 800);

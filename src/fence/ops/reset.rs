@@ -47,8 +47,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// announced token of the resource, unless that is the highest possible token, and the last
     /// epoch that was assigned in the resource's partition. If the row of the resource was removed,
     /// and leases are in this database, this method also refuses a token that is below both the
-    /// floor of the partition and the end of that epoch. If a forged token has caused a grant at
-    /// the end of the range, the database no longer has a record of the earlier grants of the row.
+    /// floor of the partition and the end of that epoch. If a forged token has caused a grant of
+    /// the highest possible token, the database no longer has a record of the earlier grants of the
+    /// resource.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
     /// caches.

@@ -102,7 +102,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let (row, floor, epoch, has_leases) = read.await?;
         let row = row.and_then(fence_row);
         let announced = row.as_ref().and_then(|row| row.announced);
-        // A forged token can force a grant at the end of the range, and `reset` must be able to set
+        // A forged token can force a grant of the highest token, and `reset` must be able to set
         // `max_token` below that grant.
         let announced = announced.filter(|announced| *announced < Token::MAX);
         // The removal of a row also removes its announced token. Then only the floor shows the

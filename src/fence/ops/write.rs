@@ -116,9 +116,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///   of its arguments. Nothing was written.
     /// - [`WriteError::Unsupported`] if the database cannot run the statement together with its
     ///   admission. Nothing was written.
-    /// - [`WriteError::Commit`] if the transaction was not committed. The outcome is unknown if the
-    ///   variant is [`OutcomeUnknown`](crate::fence::CommitError::OutcomeUnknown): the response to
-    ///   the statement or to COMMIT was lost or late. Otherwise nothing was written.
+    /// - [`WriteError::Commit`] if the transaction was not committed, or its outcome is unknown.
+    ///   The outcome is unknown if the variant is
+    ///   [`OutcomeUnknown`](crate::fence::CommitError::OutcomeUnknown): the response to the
+    ///   statement or to COMMIT was lost or late. Otherwise nothing was written.
     /// - [`WriteError::Rows`] if the rows were written but cannot be decoded as `T`.
     /// - [`WriteError::Independent`] if the statement does not name `fence`. It was not executed.
     ///

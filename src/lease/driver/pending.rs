@@ -271,8 +271,9 @@ impl<B: Backend> Pending<B> {
         if self.stage == Stage::New {
             return Ok(Waits::No);
         }
-        // After the client has left, a retry of the client may have the position, although this
-        // request has seen only failures. A request that was queued before does not displace it.
+        // After the client has disconnected, a retry of the client may have the position, although
+        // this request has seen only failures. A request that was queued before does not displace
+        // it.
         let queued = self.kept.is_some() || self.stage == Stage::Queued;
         let left = deadline.saturating_duration_since(Instant::now());
         let is_late = left.is_zero();
@@ -326,7 +327,7 @@ impl<B: Backend> Pending<B> {
     }
 
     /// Returns whether another request of this process has displaced this one. The other request
-    /// takes over the position in the store, unless it ends before.
+    /// takes over the position in the store, unless it ends first.
     fn is_displaced(&self) -> bool {
         self.position.as_ref().is_some_and(Position::is_displaced)
     }

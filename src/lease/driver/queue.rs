@@ -22,7 +22,7 @@ use super::listener::Listening;
 use crate::{announce::LeaseDigest, lease::backend::Ask, token::Resource};
 
 /// Maximum time until the first request retries, regardless of the store's replies. If the store
-/// has lost a queue unnoticed, this maximum limits the delay of the requests in it.
+/// has lost a queue and no process has detected this, the maximum limits the delay of the requests.
 pub(in crate::lease) const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// Minimum time until the first request retries. This minimum prevents a busy loop if a store
 /// always reports a remaining time of zero, for example for a key that never expires.

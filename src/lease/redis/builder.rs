@@ -62,8 +62,8 @@ impl RedisLeasesBuilder {
     /// - [`LeaseError::Invalid`] if the [key prefix](Self::key_prefix) is invalid.
     /// - [`LeaseError::Misconfigured`] if the URL is invalid, or if the server does not report its
     ///   replication id.
-    /// - [`LeaseError::Misconfigured`] if the user may not publish and subscribe on the channels of
-    ///   the prefix, `PREFIX:*`.
+    /// - [`LeaseError::Misconfigured`] if the user is not allowed to publish and subscribe on the
+    ///   channels of the prefix, `PREFIX:*`.
     /// - [`LeaseError::Unavailable`] if the server does not respond.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
         let leases = self.connect_lazy(url)?;

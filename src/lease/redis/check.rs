@@ -65,7 +65,7 @@ impl Scripts {
             return Err(LeaseError::misconfigured(RedisError::from((
                 redis::ErrorKind::InvalidClientConfig,
                 "scripts cannot read a master_replid (INFO replication) that changes at each promotion, \
-                 without which tokens could repeat",
+                 so tokens could repeat",
             ))));
         }
         if clustered && !is_cluster {

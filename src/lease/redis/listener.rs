@@ -11,8 +11,8 @@
 //!    for the resource, and the first retry makes the script grant the lease to the first waiter.
 //!    No waiter polls.
 //! 4. If a client releases a lease id under which a request still waits, the script notifies the
-//!    request's process, which may be another one than that of the script. If the client has
-//!    stopped waiting, that process removes the request from the queue.
+//!    request's process, which need not be the process that ran the script. If the client has
+//!    stopped waiting, the request's process removes the request from the queue.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -119,7 +119,7 @@ impl Server {
         outcome
     }
 
-    /// Replaces this connection to a cluster by a new one, which is opened in the background. In
+    /// Replaces this connection to a cluster with a new one, which is opened in the background. In
     /// the meantime, requests use the old connection, because its other nodes may still respond.
     fn replace(self: &Arc<Self>, all: &mut Connections, number: u64) {
         let Some((current, connection)) = all.current.clone() else {
@@ -308,10 +308,10 @@ async fn in_time<T>(
 /// error code, at least for a command in a script, so only their texts identify them.
 fn has_permanent_cause(detail: &str) -> bool {
     let texts = [
-        // The user lacks a right. The first text is that of Redis 7.2 and later.
+        // The user lacks a permission. The first text is that of Redis 7.2 and later.
         "ACL failure in script",
         "The user executing the script can't",
-        // The user may not select the database (all versions), or may not use it (Valkey 9.1).
+        // The user is not allowed to select the database (all versions) or to use it (Valkey 9.1).
         "has no permissions to run",
         "No permissions to access database",
         // The URL contains no password (all versions).

@@ -153,7 +153,8 @@ async fn one_write_fails_after_the_host_of_the_database_was_replaced() {
         let is_gone = Arc::<AtomicBool>::default();
         let proxy = {
             let is_gone = Arc::clone(&is_gone);
-            // Connections to the old host get no answer, not even a reset. New ones reach another.
+            // Connections to the old host get no answer, not even a reset. New connections reach
+            // the new host.
             Proxy::judging_each(db.addr(), move || {
                 let (is_gone, is_new) = (Arc::clone(&is_gone), is_gone.load(SeqCst));
                 move |_: Sender, _: &[u8]| Passage::Dropped.when(!is_new && is_gone.load(SeqCst))

@@ -42,7 +42,7 @@ async fn rows_advanced_by_an_operator_are_not_advanced_again() {
     }
 }
 
-/// The partition of `a` has another epoch than the partition of `sku-1`.
+/// The partitions of `a` and `sku-1` have different epochs.
 async fn operator_call_moves_each_partition_above_its_own_epoch<DB: TestDatabase>() {
     let (_db, fence) = in_epoch_1::<DB>().await;
     let (other, partition) = (Resource::new("a").unwrap(), 0x43);

@@ -233,8 +233,8 @@ async fn schema_names_that_would_need_quotes_are_refused() {
     }
 }
 
-/// If a role may not write the migration history, the error names the fault of the history, and not
-/// the missing right to create tables.
+/// If a role cannot write the migration history, the error names the fault of the history, and not
+/// the missing privilege to create tables.
 #[tokio::test]
 async fn mismatched_migration_history_is_named() {
     let db = Postgres::fresh(2).await;

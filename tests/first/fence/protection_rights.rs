@@ -81,7 +81,7 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     ))
     .await;
     let refused = is_refused(execute(&mut conn, protect).await, "42501");
-    assert_contains!(refused.message, "lacks rights on the fence");
+    assert_contains!(refused.message, "lacks privileges on the fence");
     // The hint contains the remedy.
     db.execute(&refused.hint).await;
     is_refused(

@@ -37,7 +37,7 @@ async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
 }
 
 /// Queues waiters in a runtime that then ends. Its connections end with it, and its waiters do not
-/// leave the queue. Returns when the waiters are no longer counted, but still in the queue.
+/// leave the queue. Returns when the waiters are no longer counted, but are still in the queue.
 async fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     for _ in 0..10 {
         let url = db.url.clone();

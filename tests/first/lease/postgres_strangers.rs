@@ -249,7 +249,7 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         }
     }
     if tokens == 0 {
-        // A request of the flood has had the lease for a moment.
+        // A request of the flood held the lease for a moment.
         let request = Acquire::new(LONG).wait(PATIENCE);
         leases.acquire(&hot, request).await.unwrap();
         tokens = 1;

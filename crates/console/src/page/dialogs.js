@@ -7,7 +7,7 @@ import { element, holder, moment, name, notice, owner, time, token } from "./wor
 const at = (id) => document.getElementById(id);
 
 let known = null;
-/** The number of look-ups. An answer to an earlier look-up is ignored. */
+/** The number of lookups. The response to an earlier lookup is ignored. */
 let asked = 0;
 /** Called after a lease was broken or a fence was reset. */
 let changed = () => {};
@@ -18,7 +18,7 @@ export function onChange(call) {
 
 // --- Look up a resource: its lease and its fence.
 
-/** Shows the lease and the fence of a resource. Returns them, unless another look-up followed. */
+/** Shows the lease and the fence of a resource. Returns them, unless another lookup followed. */
 export async function lookUp(resource) {
   known = null;
   asked += 1;
@@ -73,7 +73,7 @@ at("look-up-break").addEventListener("click", () => {
   breakLease({ resource: known.resource, ...known.held_lease });
 });
 at("look-up-reset").addEventListener("click", async () => {
-  // The lease may have been granted since the look-up.
+  // The lease may have been granted since the lookup.
   const found = await lookUp(known.resource);
   if (found && at("look-up").open) reset(found);
 });
@@ -90,7 +90,7 @@ export function breakLease(lease) {
     element(
       "p",
       {},
-      "The holder loses the lease immediately and learns of it at its next renewal. The next grant has a higher token. The holder's writes are still admitted until the fence learns of that token: at the grant if grants are announced to the fence, otherwise at the first write of the new holder.",
+      "The holder loses the lease immediately, and detects this at its next renewal. The next grant has a higher token. The holder's writes are still admitted until the fence has received that token: at the grant if grants are announced to the fence, otherwise at the first write of the new holder.",
     ),
   );
   open("break", { resource: lease.resource, token: lease.token });
@@ -138,7 +138,7 @@ at("reset-form").addEventListener("submit", (event) => {
 
 // --- Shared by the confirmations. Each is named after its request.
 
-/** The body of the request that the last opened confirmation is about. */
+/** The body of the request that the last opened dialog confirms. */
 let subject = null;
 
 function open(name, body) {

@@ -177,7 +177,7 @@ fn descendants(all: &[Stat], ancestor: i32, Inherited(old): &Inherited) -> HashS
     while !parents.is_empty() {
         let children = all.iter().filter(|stat| parents.contains(&stat.parent));
         let children = children.filter(|stat| !old.contains(&(stat.id, stat.start)));
-        // A process id that was reused during the read could close a circle.
+        // A process id that was reused during the read could form a cycle.
         parents = children
             .map(|stat| stat.id)
             .filter(|id| !found.contains(id))

@@ -295,7 +295,8 @@ impl Process {
         };
     }
 
-    /// Sends a signal to all processes of the command, except in the foreground.
+    /// Sends a signal to all processes of the command. In the foreground, sends it only to the
+    /// command.
     fn send_to_all(&self, signal: Signal) {
         self.send(signal);
         self.send_outside(signal);

@@ -72,7 +72,7 @@ enum End {
 impl Connection {
     pub(super) async fn begin(self, stream: TcpStream, tls: Option<Tls>) {
         _ = stream.set_nodelay(true);
-        // Below TLS, because the buffer of TLS hides whether the client reads.
+        // Record the progress below TLS, because the buffer of TLS hides whether the client reads.
         let state = Arc::clone(&self.state);
         let stream = Progress { stream, state };
         let Some(tls) = tls else {
@@ -111,7 +111,7 @@ impl Connection {
             tracing::warn!(
                 %peer,
                 suppressed,
-                "the limit of connections is reached: closed a connection for a new one"
+                "the limit on connections is reached: closed a connection for a new one"
             );
         }
     }

@@ -116,7 +116,7 @@ impl Connections {
         let limit = self.shared.drain.max(LAST_REQUEST) + Duration::from_secs(1);
         self.tasks.close();
         if timeout(limit, self.tasks.wait()).await.is_err() {
-            tracing::warn!("some connections did not end in time");
+            tracing::warn!("some connections did not close within --drain");
         }
     }
 
@@ -230,7 +230,7 @@ impl Drop for Entry {
     }
 }
 
-/// Raises the limit of open files of the process to its hard limit, and returns it.
+/// Raises the process's limit on open files to its hard limit, and returns it.
 fn raise_file_limit() -> u64 {
     let now = getrlimit(Resource::Nofile);
     let most = Rlimit {

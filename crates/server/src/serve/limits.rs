@@ -49,10 +49,10 @@ impl Limit {
 
     fn enter(&self, request: &Request) -> Result<Permit, String> {
         let free = Arc::clone(&self.free).try_acquire_owned();
-        let free = free.map_err(|_| format!("the limit of {} is reached", self.kind))?;
+        let free = free.map_err(|_| format!("the limit on {} is reached", self.kind))?;
         let caller = Caller::of(request);
         if !self.callers.enter(caller) {
-            return Err(format!("this caller's limit of {} is reached", self.kind));
+            return Err(format!("this caller's limit on {} is reached", self.kind));
         }
         Ok(Permit {
             callers: Arc::clone(&self.callers),

@@ -105,7 +105,8 @@ impl State {
             Phase::Silent(since) if now - since < SLOW_REQUEST => Some((4, since)),
             Phase::Silent(since) => Some((0, since)),
             Phase::Head(since) => (now - since >= SLOW_REQUEST).then_some((1, since)),
-            // Each route reads the whole body before it has an effect. This request has had none.
+            // Each route reads the whole body before it has an effect, so this request has
+            // had no effect.
             Phase::Request(since)
                 if self.unread.load(SeqCst) > 0 && now - since >= SLOW_REQUEST =>
             {

@@ -66,7 +66,7 @@ impl UnderWay {
             tracing::info!(
                 max_waiting = limits.max_waiting,
                 most,
-                "fewer requests may wait than --max-waiting allows, because of the limit of connections"
+                "fewer requests may wait than --max-waiting allows, because of the limit on connections"
             );
         }
         Self {

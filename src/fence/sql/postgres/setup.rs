@@ -103,8 +103,8 @@ const TRUST: &str = "DO $fence$ DECLARE stranger CONSTANT pg_catalog.name := (SE
 
 /// Block that makes concurrent calls to `migrate` set the privileges one after the other.
 /// Otherwise, Postgres refuses concurrent changes of one object ("tuple concurrently updated"). A
-/// role that may not change the table does not own the objects, so it changes no privileges. On a
-/// standby, which refuses the lock, RIGHTS finds nothing to change or fails.
+/// role that is not allowed to change the table does not own the objects, so it changes no
+/// privileges. On a standby, which refuses the lock, RIGHTS finds nothing to change or fails.
 const ONE_AT_A_TIME: &str = "DO $fence$ BEGIN \
     IF NOT pg_catalog.pg_is_in_recovery() AND pg_catalog.has_table_privilege('tower_fence.migrations', 'UPDATE') \
     THEN LOCK TABLE tower_fence.migrations IN SHARE ROW EXCLUSIVE MODE; END IF; END $fence$;\n";
@@ -112,8 +112,8 @@ const ONE_AT_A_TIME: &str = "DO $fence$ BEGIN \
 /// SQL that sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// Block that prepares a server with Citus. It has no effect on other servers, or if this role may
-/// not execute the function because another role owns it.
+/// Block that prepares a server with Citus. It has no effect on other servers, or if this role
+/// cannot execute the function because another role owns it.
 const JOIN_CITUS: &str = "DO $fence$ BEGIN \
     IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
         AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
@@ -159,7 +159,7 @@ impl Setup for Postgres {
         let open: Option<String> = row.try_get("open_functions")?;
         if let Some(open) = open {
             return Err(misconfigured(format!(
-                "PUBLIC may execute {open}, which run with the rights of their owner: \
+                "PUBLIC may execute {open}, which run with the privileges of their owner: \
                  call `Fence::migrate` as the owner, which revokes that"
             )));
         }
@@ -241,7 +241,7 @@ impl Setup for Postgres {
             )))
             .await?;
         }
-        // Until here, nothing has read objects in the schema.
+        // Up to this point, no statement has read objects in the schema.
         conn.execute(AssertSqlSafe(trust(schema))).await?;
         let has_history = has(conn, "migrations").await?;
         let steps = migrations::POSTGRES;

@@ -37,8 +37,8 @@ local function current()
   return parse(redis.call('GET', LEASE))
 end
 
--- Returns for how many ms the resource stays blocked if the lease is not renewed, released or
--- broken.
+-- Returns the number of ms for which the resource stays blocked if the lease is not renewed,
+-- released or broken.
 local function left_of(lease)
   return lease.left or redis.call('PTTL', LEASE)
 end
@@ -56,14 +56,15 @@ local function take_token(lease, now)
   lease.token, lease.counted = now.last, now.last
 end
 
--- Publishes for how long the resource stays blocked, to the issuers with waiters in this partition.
+-- Publishes the number of ms for which the resource stays blocked, to the issuers with waiters in
+-- this partition.
 local function publish_end(ms)
   -- All databases of a server share the channels, so the name contains the number of the database.
   local everybody = string.gsub(COUNTER, 'clock$', DATABASE .. ':everybody')
   redis.call(PUBLISH, everybody, digits(ms) .. ' ' .. LEASE)
 end
 
--- Stores a lease, and returns for how many ms the resource is blocked.
+-- Stores a lease, and returns the number of ms for which the resource is blocked.
 local function put(lease, ttl)
   local value = string.format('%.0f:%.0f:%s:%s:%.0f:%s:%s', lease.token, lease.counted, lease.id,
     lease.ticket, lease.delay, lease.since, lease.owner)

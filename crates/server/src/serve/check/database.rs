@@ -260,7 +260,7 @@ fn report_fences(found: Fences, schema: &str, report: &mut Report) {
     }
 }
 
-/// Returns the names of the given functions that the role may not execute.
+/// Returns the names of the given functions that the role is not allowed to execute.
 async fn missing(
     conn: &mut PgConnection,
     schema: &str,

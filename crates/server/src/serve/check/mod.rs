@@ -32,9 +32,9 @@ use crate::{certificates, failure::Failure, logs};
 ///
 /// Accepts the options and the variables of `serve`. Reads the files with secrets, keys and
 /// certificates, and connects to the database and to Redis or etcd. Prints a line for each finding:
-/// versions, the rights of the role, poolers, missing tables, the difference between the clocks,
-/// and whether a grant would succeed. For etcd, it only checks whether the store answers reads. For
-/// a quorum of Redis nodes, it checks each node. Changes nothing and grants nothing.
+/// versions, the privileges of the role, poolers, missing tables, the difference between the
+/// clocks, and whether a grant would succeed. For etcd, it only checks whether the store answers
+/// reads. For a quorum of Redis nodes, it checks each node. Changes nothing and grants nothing.
 #[derive(Args)]
 #[command(after_long_help = STATUSES)]
 pub struct CheckArgs {

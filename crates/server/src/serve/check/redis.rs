@@ -68,7 +68,7 @@ async fn ask(place: String, client: redis::Client) -> Answer {
     (place, text.map(|text| version(&text)))
 }
 
-/// Returns the answer of a server to INFO; an empty one if the user may not run INFO.
+/// Returns the answer of a server to INFO; an empty one if the user is not allowed to run INFO.
 async fn information(client: redis::Client) -> RedisResult<String> {
     let mut connection = client.get_multiplexed_async_connection().await?;
     let mut info = redis::cmd("INFO");

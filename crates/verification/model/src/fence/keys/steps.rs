@@ -180,7 +180,7 @@ impl Keys {
     }
 
     fn claim(&self, state: &mut State, request: Request) {
-        // If the token is checked first, a stale token is refused without a look-up of the record.
+        // If the token is checked first, a stale token is refused without a lookup of the record.
         if !self.rules.has(Rule::RecordFirst) && TOKEN <= state.max_token {
             return refuse(state, request);
         }
