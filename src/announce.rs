@@ -114,7 +114,7 @@ impl fmt::Debug for LeaseDigest {
 pub enum AnnounceError {
     /// The fence of the resource has already received another token that supersedes the grant. The
     /// issuer may repeat the grant with any token above `max_token`, if one is left. If the call
-    /// renews a lease, the lease is lost.
+    /// renews a lease, the lease is lost, with the exception below.
     #[error("token {max_token} was already used or announced on the resource")]
     Superseded {
         /// The highest token that is stale or was announced.

@@ -1165,8 +1165,10 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.history_of_row(text, smallint) IS
     'The timeline of the server that stores the row of a resource, or would store it.';
 
+-- This function uses the search_path of its callers, because a setting of its own would cost more
+-- than its work.
 CREATE FUNCTION tower_fence.require_current_rows(name text)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
     -- Postgres implements READ UNCOMMITTED as READ COMMITTED.
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
@@ -1360,7 +1362,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
     'Moves all partitions to the timeline of this server, and the rows of a distributed fence to the timelines of the '
     'workers. The current setting applies to this step. Then sets whether a changed timeline makes tokens stale '
-    '(default: true), and returns the setting. If the argument is null, the setting does not change.';
+    '(default: true), and returns the setting. If the argument is null, the setting does not change. The call waits up '
+    'to 10 s for each row that another transaction has locked. If it raises 40P01 (deadlock_detected) or 55P03 '
+    '(lock_not_available), nothing was changed.';
 
 -- A removal raises the floor to the token of the removed row, because for a resource without a row,
 -- every token up to the floor is stale. Therefore a row is kept if its token is not below `held`,

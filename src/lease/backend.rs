@@ -205,8 +205,8 @@ pub enum Waits {
         listener: i64,
         /// How long the request will still wait, including the time in which its client may retry.
         left: Duration,
-        /// Whether the request was queued before. If another request has displaced it since, the
-        /// reply is [`Reply::Displaced`]. If it is no longer in the queue, it joins again.
+        /// Whether the request may have been queued before. If another request has displaced it,
+        /// the reply is [`Reply::Displaced`]. If it is no longer in the queue, it joins again.
         queued: bool,
     },
     /// The request no longer waits. It leaves the queue, unless the lease is granted to it.

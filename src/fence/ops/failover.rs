@@ -186,7 +186,8 @@ impl Fence<Postgres> {
     /// reveal its timeline. In that case, the fence detects no failover.
     ///
     /// The database role needs EXECUTE on `tower_fence.notice_failover`. The method waits up to
-    /// 10 s for transactions that write to a resource for the first time.
+    /// 10 s for each row that another transaction has locked. For each partition, these are
+    /// transactions that insert the row of a resource, or that move a row to a new timeline.
     ///
     /// # Errors
     ///

@@ -68,13 +68,14 @@ impl Functions {
             if let End::Abandon { ticket, .. } = &end {
                 state.leave(*ticket);
             }
-            let ended = state.lease.take_if(is_it);
-            let is_abandoned = matches!(end, End::Abandon { .. });
-            if ended.is_none() && !is_abandoned {
-                return Reply::Lost;
+            let has_ended = state.lease.take_if(is_it).is_some();
+            if has_ended || matches!(end, End::Abandon { .. }) {
+                state.notify_first();
             }
-            state.notify_first();
-            Reply::Ended
+            match has_ended {
+                true => Reply::Ended,
+                false => Reply::Lost,
+            }
         };
         Ok(self.run(end).await)
     }
