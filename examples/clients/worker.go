@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -41,8 +42,13 @@ func variable(name, otherwise string) string {
 // errLost reports that the lease has expired or was broken, and another holder may have it.
 var errLost = errors.New("the lease is lost: stopped")
 
-// client follows no redirects. Otherwise it would send a GET, even to another server.
+// client follows no redirects. Otherwise it would send a GET, even to another server. An empty
+// TLSNextProto disables HTTP/2: a connection that is silently lost then delays only one request.
 var client = &http.Client{
+	Transport: &http.Transport{
+		Proxy:        http.ProxyFromEnvironment,
+		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
+	},
 	Timeout:       wait + 5*time.Second,
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
@@ -116,7 +122,10 @@ func renew(ctx context.Context, url string, header http.Header) (time.Time, erro
 	sent := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, ttl/3)
 	defer cancel()
-	_, err := call(ctx, "PUT", url, header, map[string]any{"ttl_ms": ttl.Milliseconds()})
+	renewed, err := call(ctx, "PUT", url, header, map[string]any{"ttl_ms": ttl.Milliseconds()})
+	if err == nil && renewed.FencingToken == "" {
+		err = errors.New("the response to the renewal comes from a proxy")
+	}
 	return sent.Add(ttl), err
 }
 

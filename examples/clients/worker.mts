@@ -73,7 +73,8 @@ async function acquire(url: string, headers: Headers): Promise<string> {
 async function renew(url: string, headers: Headers, timeout_ms: number): Promise<number> {
   const sent = performance.now();
   const timeout = AbortSignal.timeout(Math.max(0, Math.floor(timeout_ms)));
-  await call("PUT", url, headers, { ttl_ms }, timeout);
+  const renewed = await call("PUT", url, headers, { ttl_ms }, timeout);
+  if (!renewed?.fencing_token) throw new Error("the response to the renewal comes from a proxy");
   return sent + ttl_ms;
 }
 

@@ -79,7 +79,9 @@ async def acquire(url, headers):
 async def renew(url, headers):
     """Renews the lease, and returns its expiry, measured from before the request."""
     sent = asyncio.get_running_loop().time()
-    await call("PUT", url, headers, {"ttl_ms": TTL_MS}, timeout=TTL / 3)
+    renewed = await call("PUT", url, headers, {"ttl_ms": TTL_MS}, timeout=TTL / 3)
+    if "fencing_token" not in (renewed or {}):
+        raise ConnectionError("the response to the renewal comes from a proxy")
     return sent + TTL
 
 

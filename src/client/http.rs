@@ -82,9 +82,9 @@ impl HttpLeases {
     /// Creates a client like [`new`](Self::new), but from a `reqwest` client of the caller.
     ///
     /// Do not give the client a timeout shorter than [`Acquire::wait`], and do not let it follow
-    /// redirects. If it may use HTTP/2, set a keep-alive interval and a keep-alive timeout whose
-    /// sum is shorter than a third of the TTL. Otherwise all renewals wait for a connection that
-    /// was silently lost.
+    /// redirects. Restrict it to HTTP/1.1 (`http1_only`). Over HTTP/2, all requests share one
+    /// connection. If that connection was silently lost, or has as many waiting requests as the
+    /// server permits, all renewals wait.
     ///
     /// # Errors
     ///
@@ -353,7 +353,7 @@ fn succeeded(
     }
     let refused = refusal::read(body, resource);
     Err(refused.unwrap_or_else(|| match status.as_u16() {
-        300..=399 | 401 | 403 | 404 | 405 | 410 => HttpError::refused(*status, body).into(),
+        300..=399 | 401 | 403 | 404 | 405 | 407 | 410 => HttpError::refused(*status, body).into(),
         _ => HttpError::Unexpected(*status).into(),
     }))
 }

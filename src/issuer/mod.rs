@@ -73,7 +73,8 @@
 //! If you limit the number of concurrent requests, limit only `POST`. A `POST` that waits in the
 //! queue is in progress for up to its `wait_ms`. With one limit for all requests, such as tower's
 //! `ConcurrencyLimit` or `Buffer` around the router, renewals would wait for the waiters, and
-//! holders would lose their leases.
+//! holders would lose their leases. The page on the server describes what [a proxy in
+//! front](crate::server#a-proxy-in-front) must do.
 
 mod openapi;
 mod operators;

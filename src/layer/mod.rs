@@ -9,7 +9,8 @@
 //!    which include CORS preflights, pass without a check, whether or not they carry a token. If
 //!    the layer [verifies tokens](FenceLayer::verify_with), it first refuses each token that the
 //!    issuer has not signed. Put WebSockets outside of the layer, because over HTTP/2 clients open
-//!    them with CONNECT, an unsafe method.
+//!    them with CONNECT, an unsafe method, and a callback that keeps the transaction occupies its
+//!    connection.
 //! 2. The layer reads the body before it admits the token, within limits of size and time. The
 //!    request of a slow client therefore holds neither a connection nor a row lock. If the layer
 //!    refuses a request before it has read the body, it responds immediately and reads the rest of
@@ -403,8 +404,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// If the request has a key, the layer itself must commit, so that the response is stored in
     /// the same transaction. In the handler, [`FencedTx::commit`](crate::FencedTx::commit) then
-    /// returns an error. The handler, and middleware inside of the layer, must not leave another
-    /// role set with `SET LOCAL ROLE`, because that role may have no privilege to store the
+    /// returns an error. The layer reads the whole body of the response before COMMIT, within the
+    /// [`hold_timeout`](crate::FenceBuilder::hold_timeout), so a route that streams its responses
+    /// must not accept keys. The handler, and middleware inside of the layer, must not leave
+    /// another role set with `SET LOCAL ROLE`, because that role may have no privilege to store the
     /// response. Set the role in [`on_begin`](Self::on_begin) instead. They must not set the
     /// transaction to READ ONLY either, because the response could then not be stored.
     #[must_use]

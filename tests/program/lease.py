@@ -55,12 +55,13 @@ def keep(lease, done, lost, ttl_ms=30_000):
     while not done.wait(pause):
         sent = time.monotonic()
         try:
-            renew(lease, ttl_ms, timeout=min(ttl / 3, expiry - sent) if expiry else ttl / 3)
+            limit = min(ttl / 3, expiry - sent) if expiry else ttl / 3
+            renew(lease, ttl_ms, timeout=limit)["token"]  # KeyError: the answer comes from a proxy
             expiry, pause = sent + ttl, ttl / 3
         except Exception as error:
             if getattr(error, "code", 503) < 500:  # an HTTPError: the renewal is refused
                 expiry = 0
-            pause = ttl / 10  # otherwise no answer, or a temporary failure: retry
+            pause = ttl / 10  # otherwise no valid answer, or a temporary failure: retry
         if time.monotonic() + pause >= expiry:
             return lost.set()
 

@@ -70,6 +70,9 @@ async fn a_refused_secret_is_final_and_keeps_its_problem() {
                 let problem = json!({ "title": "A secret is required", "detail": "send one" });
                 (StatusCode::UNAUTHORIZED, Json(problem)).into_response()
             }
+            Some(secret) if secret == "Bearer proxy" => {
+                StatusCode::PROXY_AUTHENTICATION_REQUIRED.into_response()
+            }
             Some(secret) if secret != "Bearer sesame" => StatusCode::FORBIDDEN.into_response(),
             Some(_) if request.headers().get("x-tenant").is_none() => {
                 StatusCode::NOT_FOUND.into_response()
@@ -84,6 +87,7 @@ async fn a_refused_secret_is_final_and_keeps_its_problem() {
     for (leases, status, text) in [
         (leases.clone(), 401, ": send one"),
         (leases.clone().bearer("open").unwrap(), 403, "403 Forbidden"),
+        (leases.clone().bearer("proxy").unwrap(), 407, "Required"),
         (
             leases.clone().bearer("sesame").unwrap(),
             404,
