@@ -121,9 +121,7 @@
 //! `default-features = false, features = ["client"]`. The crate then depends neither on axum, nor
 //! on a database library, nor on Redis.
 //!
-//! The libraries `sqlx`, `redis` and `reqwest` provide TLS. To enable TLS, add a feature in your
-//! `Cargo.toml`: for example `tls-rustls` for `sqlx`, `tokio-rustls-comp` or this crate's
-//! `redis-tls` for `redis`, and `rustls` or `native-tls` for `reqwest`.
+//! [`deployment`](deployment#tls) describes how to enable TLS.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Readers enable the public features instead.
