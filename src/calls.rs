@@ -47,6 +47,9 @@ pub(crate) trait Calls: Send + Sync {
     /// case.
     fn session_options(&self) -> Option<PgConnectOptions>;
 
+    /// Waits until the application closes the pool.
+    fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
     /// Returns the timeout for a response of the database.
     fn answer_timeout(&self) -> Duration;
 }

@@ -236,7 +236,7 @@ COMMENT ON FUNCTION tower_fence.record_grant(text, bigint, bytea) IS
     'Announces the token of a lease in the row of its resource, which the caller has locked.';
 
 CREATE FUNCTION tower_fence.grant_lease(
-    resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text, ticket bigint
+    resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text, ticket bigint, used_token bigint
 )
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -250,13 +250,14 @@ BEGIN
     -- Do not wait for the row of the lease. A transaction that has renewed the lease may have
     -- locked the row, and may be about to write under the lease. That write needs the lock of the
     -- resource, which this transaction holds, so waiting could cause a deadlock.
-    SELECT l.lease, l.owner, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
+    SELECT l.lease, l.token, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
     FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource FOR UPDATE SKIP LOCKED;
     now := clock_timestamp();
     -- A lease that another transaction has locked is not found, so check separately whether the
     -- resource has a lease. Only a transaction that has locked the row of the resource inserts a
     -- lease.
-    IF (seen.opens_at > now AND (seen.lease = grant_lease.lease AND seen.expires_at > now) IS NOT TRUE)
+    IF (seen.opens_at > now
+            AND (seen.lease = grant_lease.lease AND seen.token = used_token AND seen.expires_at > now) IS NOT TRUE)
         OR (NOT FOUND AND EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource))
     THEN
         RETURN NULL;
@@ -285,9 +286,10 @@ BEGIN
     RETURN next_token;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.grant_lease(text, bytea, bigint, bigint, text, bigint) IS
+COMMENT ON FUNCTION tower_fence.grant_lease(text, bytea, bigint, bigint, text, bigint, bigint) IS
     'Grants a lease and returns its token. Returns null if the lease is held or another transaction has locked its '
-    'row. If the returned token is above the range of tokens, nothing was granted.';
+    'row. A lease that is held under the same lease id is replaced if it has the token used_token. If the returned '
+    'token is above the range of tokens, nothing was granted.';
 
 CREATE FUNCTION tower_fence.listener_name(listener bigint)
 RETURNS text LANGUAGE sql IMMUTABLE AS $fence$
@@ -521,7 +523,8 @@ BEGIN
         END IF;
         granted := tower_fence.grant_lease(
             lease_ask.resource, lease_ask.lease, lease_ask.ttl_ms,
-            lease_ask.lock_delay_ms, lease_ask.owner, lease_ask.ticket
+            lease_ask.lock_delay_ms, lease_ask.owner, lease_ask.ticket,
+            CASE WHEN used_up THEN seen.token END
         );
         IF granted > 999999999999999 THEN
             outcome := 'exhausted';

@@ -144,7 +144,9 @@ impl<L: Leases> Holder<L> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the request leaves the queue, and a lease that was granted to it
-    /// is released.
+    /// is released, in a background task. In a loop with `select!`, create the future once, outside
+    /// of the loop. Otherwise each iteration leaves such a task, which retries for up to one TTL if
+    /// the store is unavailable.
     ///
     /// # Panics
     ///

@@ -176,6 +176,9 @@ impl<L: Leases> Issuer<L> {
     /// A request in the queue gets 503 `server-busy`. A later request with a wait gets the same
     /// response if the lease is held. All other requests are served as before.
     ///
+    /// The future is polled only while a request waits. Pass a future that is not missed if it is
+    /// polled later, such as a `oneshot` channel, and not a signal handler or a `Notify`.
+    ///
     /// ```
     /// # fn router<L: tower_fence::lease::Leases>(leases: L) -> axum::Router {
     /// use tower_fence::issuer::Issuer;

@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
+use rand::{RngExt, rand_core::UnwrapErr, rngs::SysRng};
+
 /// Secret that identifies the holder of a lease: 22 to 64 characters of `A-Z a-z 0-9 - _`.
 ///
 /// A lease id is never listed or logged. `Debug` hides it, and there is no `Display`, so that it
@@ -15,9 +17,12 @@ impl LeaseId {
     pub(crate) const LENGTH: RangeInclusive<usize> = 22..=64;
 
     /// Creates a random id of 128 bits, as 32 hexadecimal digits.
+    ///
+    /// The id comes from the generator of the operating system. Therefore processes that were
+    /// forked, or restored from one snapshot of a machine, get different ids.
     #[must_use]
     pub fn random() -> Self {
-        Self(format!("{:032x}", rand::random::<u128>()))
+        Self(format!("{:032x}", UnwrapErr(SysRng).random::<u128>()))
     }
 
     /// Creates a lease id from text.

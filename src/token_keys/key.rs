@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use hmac::{Hmac, KeyInit, Mac};
+use rand::{RngExt, rand_core::UnwrapErr, rngs::SysRng};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
@@ -69,7 +70,7 @@ impl TokenKey {
     ///
     /// Returns [`InvalidTokenKeys::Id`] if `id` is not a valid [`KeyId`].
     pub fn random(id: impl AsRef<str>) -> Result<Self, InvalidTokenKeys> {
-        let secret = Zeroizing::new(rand::random::<[u8; 32]>());
+        let secret = Zeroizing::new(UnwrapErr(SysRng).random::<[u8; 32]>());
         Self::new(id, secret.as_slice())
     }
 

@@ -1,6 +1,6 @@
 //! Calls to the fence's SQL functions in Postgres.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, pin::Pin, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, Connection, Postgres,
@@ -68,6 +68,10 @@ impl Calls for Fence<Postgres> {
     fn session_options(&self) -> Option<PgConnectOptions> {
         let options = || self.pool().connect_options().as_ref().clone();
         (!self.limits.transaction_pooling).then(options)
+    }
+
+    fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(self.pool().close_event())
     }
 
     fn answer_timeout(&self) -> Duration {

@@ -78,18 +78,18 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// The script uses this fence's [`schema`](crate::FenceBuilder::schema). Apply it in one
     /// transaction. It also writes the migration history, so that `migrate` treats the tables as
     /// current afterwards. This method uses only the settings of the fence, and needs no
-    /// connection.
+    /// connection. However, sqlx creates a pool only in a Tokio runtime.
     ///
     /// ```
     /// # #[cfg(feature = "postgres")]
-    /// # fn print() -> sqlx::Result<()> {
-    /// use sqlx::PgPool;
-    /// use tower_fence::Fence;
-    ///
-    /// let fence = Fence::new(PgPool::connect_lazy("postgres://")?);
-    /// println!("{}", fence.schema_sql());
-    /// # Ok(())
-    /// # }
+    /// #[tokio::main]
+    /// async fn main() -> sqlx::Result<()> {
+    ///     let pool = sqlx::PgPool::connect_lazy("postgres://")?;
+    ///     println!("{}", tower_fence::Fence::new(pool).schema_sql());
+    ///     Ok(())
+    /// }
+    /// # #[cfg(not(feature = "postgres"))]
+    /// # fn main() {}
     /// ```
     #[must_use]
     pub fn schema_sql(&self) -> String {

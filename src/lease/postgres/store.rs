@@ -142,7 +142,11 @@ impl Backend for PostgresBackend {
             functions: &self.functions,
             answer_timeout: database.answer_timeout(),
         };
-        listener.listen(turns).await
+        // An open session would keep the database from being dropped.
+        tokio::select! {
+            listened = listener.listen(turns) => listened,
+            () = database.closed() => Ok(()),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE, SOON,
-    database::{Fresh, TestDatabase, pool_of},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, pool_of},
     eventually,
     functions::{acquire, is_refused, release},
     lease::{
@@ -240,6 +240,40 @@ async fn an_abandoned_request_takes_no_lease_that_another_one_returned() {
     }
 }
 
+/// Otherwise the answers would contain different tokens, and only the highest one would be valid.
+#[tokio::test]
+async fn concurrent_requests_under_one_lease_id_are_granted_one_token() {
+    let db = Postgres::fresh(5).await;
+    let leases = PostgresLeases::new(db.fence());
+    let last = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &last.id).await.unwrap();
+    let mut holder = db.pool.begin().await.unwrap();
+    Postgres::run(&mut holder, "SELECT FROM tower_fence.resources FOR UPDATE").await;
+    let requests = [1_i64, 2, 3].map(|ticket| {
+        let pool = db.pool.clone();
+        tokio::spawn(async move {
+            let ask = "SELECT a.outcome, a.token \
+                FROM tower_fence.lease_ask('sku-1', 'a', 60000, 0, NULL, $1, false, NULL) AS a";
+            let asked = sqlx::query_as(ask).bind(ticket).fetch_one(&pool).await;
+            let asked: (String, Option<i64>) = asked.unwrap();
+            asked
+        })
+    });
+    eventually("all requests wait for the row", async || {
+        db.number(WAITING_FOR_LOCK).await == 3
+    })
+    .await;
+    holder.commit().await.unwrap();
+    let mut outcomes = Vec::new();
+    for request in requests {
+        outcomes.push(request.await.unwrap());
+    }
+    outcomes.sort();
+    let granted = ("granted".to_owned(), Some(last.token.get() + 1));
+    let again = ("again".to_owned(), None);
+    assert_eq!(outcomes, [again.clone(), again, granted]);
+}
+
 /// Two requests under one lease id may join the queue at the same time.
 #[tokio::test]
 async fn repeated_request_displaces_only_one_of_two() {
@@ -387,6 +421,23 @@ async fn idle_session_timeout_does_not_end_the_listening_session() {
     assert_eq!(db.number(listener).await, before);
     leases.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;
+}
+
+/// Otherwise the database could not be dropped while a part of the application has the store.
+#[tokio::test]
+async fn listening_session_ends_with_the_pool() {
+    let db = Postgres::fresh(4).await;
+    let pool = pool_of(&db.url, 3).await;
+    let leases = PostgresLeases::new(Fence::new(pool.clone()));
+    let held = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    leases.release(&sku(), &held.id).await.unwrap();
+    granted(waiting).await;
+    let listening = "SELECT count(*) FROM pg_stat_activity \
+        WHERE datname = current_database() AND application_name LIKE 'tower-fence %'";
+    assert_eq!(db.number(listening).await, 1);
+    pool.close().await;
+    eventually("the session has ended", async || db.number(listening).await == 0).await;
 }
 
 #[tokio::test]

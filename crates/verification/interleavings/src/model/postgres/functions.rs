@@ -1,6 +1,6 @@
 //! Calls of the functions in the database.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, pin::Pin, sync::Arc, time::Duration};
 
 use super::{FOR_EVER, Place, Postgres, State, sessions::PgConnectOptions, spawn};
 use crate::{
@@ -19,6 +19,10 @@ pub trait LeaseDatabase: Send + Sync + 'static {
 
     fn session_options(&self) -> Option<PgConnectOptions> {
         Some(PgConnectOptions(self.server().clone()))
+    }
+
+    fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
     }
 
     fn answer_timeout(&self) -> Duration {
