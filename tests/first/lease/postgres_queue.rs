@@ -437,7 +437,10 @@ async fn listening_session_ends_with_the_pool() {
         WHERE datname = current_database() AND application_name LIKE 'tower-fence %'";
     assert_eq!(db.number(listening).await, 1);
     pool.close().await;
-    eventually("the session has ended", async || db.number(listening).await == 0).await;
+    eventually("the session has ended", async || {
+        db.number(listening).await == 0
+    })
+    .await;
 }
 
 #[tokio::test]
