@@ -7,10 +7,7 @@ use crate::support::{
     store::TestStore,
 };
 
-on_every_store!(
-    lease_is_acquired_renewed_and_released,
-    a_client_may_choose_the_lease_id,
-);
+on_every_store!(lease_is_acquired_renewed_and_released,);
 
 async fn lease_is_acquired_renewed_and_released<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
@@ -108,23 +105,4 @@ async fn lease_is_acquired_renewed_and_released<S: TestStore>() {
     let mut next = next.json();
     lasts_ms(&mut next, 30_000);
     assert!(next["token"].as_i64() > latest["token"].as_i64());
-}
-
-async fn a_client_may_choose_the_lease_id<S: TestStore>() {
-    let (leases, _, _db) = S::fresh().await;
-    let server = Server::issuer(leases).await;
-    let id = "my-own_lease-id-0123456789";
-    let first = server.acquire("/locks/a", json!({ "lease_id": id })).await;
-    let again = server.acquire("/locks/a", json!({ "lease_id": id })).await;
-    assert_eq!((first.status, again.status), (201, 201));
-    let (mut first, mut again) = (first.json(), again.json());
-    lasts_ms(&mut first, 30_000);
-    lasts_ms(&mut again, 30_000);
-    assert_eq!(first, again);
-    assert_eq!(first["lease_id"], id);
-    // The lease id of one resource does not release the lease of another resource.
-    let refused = server.release("/locks/b", id).await;
-    refused.is_problem(409, "lease-lost");
-    assert_eq!(server.inspect("/locks/a").await["token"], first["token"]);
-    assert_eq!(server.release("/locks/a", id).await.status, 204);
 }

@@ -8,4 +8,3 @@ mod conformance;
 mod grants;
 mod lock_delay;
 mod queue;
-mod waiting;

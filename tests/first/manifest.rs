@@ -159,31 +159,6 @@ fn each_promise_has_a_test() {
     assert_eq!(promises, 9);
 }
 
-#[test]
-fn a_manifest_that_does_not_fit_is_refused() {
-    let targets = ["one", "two"].map(str::to_owned);
-    let tests = ["a::x", "b::y", "ab::z"].map(str::to_owned).to_vec();
-    let tests = BTreeMap::from([("one".to_owned(), tests)]);
-    let found = |text: &str| faults(text, &targets, &tests);
-    assert_eq!(found("first one a b ab\nother two *"), [""; 0]);
-    #[rustfmt::skip]
-    let rows = [
-        ("first one a b ab", "the target two is in no tier"),
-        ("first one a ab\nother two *", "one: b::y is in no tier"),
-        ("first one a b ab\nother one b\nother two *", "one: b::y is in two tiers"),
-        ("first one a b ab c\nother two *", "no such tests"),
-        ("first one a b ab\nother two *\nalone one c", "no such tests"),
-        ("first one a b ab\nother two *\nother three *", "no such target"),
-    ];
-    for (text, fault) in rows {
-        let found = found(text);
-        assert!(
-            found.len() == 1 && found[0].starts_with(fault),
-            "{text}: {found:?}"
-        );
-    }
-}
-
 /// A file that no module names is not compiled, so its tests are in no list.
 #[test]
 fn each_file_of_tests_is_a_module() {

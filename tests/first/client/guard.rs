@@ -341,19 +341,6 @@ async fn shorter_ttl_of_the_store_is_respected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unavailable_store_is_not_a_refusal() {
-    for _ in 0..3 {
-        let store = Moody::new();
-        let lease = store.holder(900).acquire("sku-1").await.unwrap();
-        store.mood.away.store(true, Relaxed);
-        let refused = lease.renew_with_new_token().await;
-        assert!(refused.is_err(), "{refused:?}");
-        let loss = timeout(Duration::from_secs(5), lease.lost()).await.unwrap();
-        assert_matches!(loss, Loss::Expired { cause: Some(_), .. });
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn unavailable_store_is_retried_until_the_wait_timeout() {
     let store = Moody::new();
     store.mood.away.store(true, Relaxed);

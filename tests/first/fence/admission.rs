@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use sqlx::Postgres;
 use tokio::{task::JoinHandle, time::sleep};
 use tower_fence::{
     AdmitError, Resource, TokenUse,
@@ -23,7 +22,6 @@ on_both_databases!(
     a_wait_for_the_lock_ends_with_busy,
     a_wait_for_a_connection_ends_with_busy,
     maximum_durations_are_accepted_as_limits,
-    concurrent_admissions_of_a_new_resource_commit_in_token_order,
 );
 
 async fn refusals_of_used_and_older_tokens_name_both_numbers<DB: TestDatabase>() {
@@ -149,79 +147,4 @@ async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
     assert_matches!(refused, Err(AdmitError::Busy(_)));
     first.commit().await.unwrap();
     eventually!("the connection is back", write(&fence, 6).await.is_ok());
-}
-
-/// Each writer records the number of entries, and its token. In the order of these numbers, the
-/// tokens must increase.
-async fn concurrent_admissions_of_a_new_resource_commit_in_token_order<DB: TestDatabase>() {
-    let db = DB::fresh(8).await;
-    db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
-        .await;
-    let guarded = {
-        let db = &db;
-        // Each writer has its own fence, like a separate process. The writers meet only in the
-        // database.
-        async move |value: i64| {
-            let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
-            let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
-            let Ok(mut tx) = begun else { return };
-            note::<DB>(&mut tx, value).await;
-            tx.commit().await.unwrap();
-        }
-    };
-    assert!(race(&db, guarded).await, "the tokens decreased");
-}
-
-/// The same race detects a check that has its own transaction.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_race_catches_a_check_outside_the_transaction() {
-    let db = Postgres::fresh(8).await;
-    db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
-        .await;
-    let mut caught = false;
-    for _ in 0..20 {
-        db.execute("DELETE FROM history; DELETE FROM tower_fence.resources")
-            .await;
-        let broken = {
-            let (db, pool) = (&db, &db.pool);
-            async move |value: i64| {
-                let fence = db.fence();
-                let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
-                let Ok(tx) = begun else { return };
-                tx.commit().await.unwrap();
-                let mut tx = pool.begin().await.unwrap();
-                note::<Postgres>(&mut tx, value).await;
-                tx.commit().await.unwrap();
-            }
-        };
-        if !race(&db, broken).await {
-            caught = true;
-            break;
-        }
-    }
-    assert!(caught, "twenty races did no harm, so they prove nothing");
-}
-
-async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {
-    let position = DB::number(conn, "SELECT count(*) FROM history")
-        .await
-        .unwrap();
-    // Other writers can run during this pause.
-    sleep(Duration::from_millis(2)).await;
-    let note = format!("INSERT INTO history VALUES ({position}, {value})");
-    DB::run(conn, &note).await;
-}
-
-/// Whether the entries of 16 concurrent writers are in order: no position occurs twice, and the
-/// tokens increase.
-async fn race<DB: TestDatabase>(
-    db: &crate::support::database::Fresh<DB>,
-    writer: impl AsyncFn(i64),
-) -> bool {
-    futures_util::future::join_all((1..=16).map(|value| writer((value * 7) % 17))).await;
-    let twice = "SELECT count(*) - count(DISTINCT position) FROM history";
-    let back = "SELECT count(*) FROM history a JOIN history b \
-                ON a.position < b.position AND a.token >= b.token";
-    assert!(db.number("SELECT count(*) FROM history").await > 0);
-    db.number(twice).await == 0 && db.number(back).await == 0
 }

@@ -128,23 +128,6 @@ async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn session_ended_by_its_timeout_has_written_nothing() {
-    let db = Postgres::fresh(2).await;
-    let proxy = Proxy::to(db.addr()).await;
-    let settings = Fence::builder().hold_timeout(Duration::from_secs(1));
-    let fence = fence(&db, &proxy, settings).await;
-    let mut tx = begin(&fence, 1).await;
-    insert(&mut tx, 1).await;
-    eventually!(
-        "the server has ended the session",
-        sessions(&db, "idle in transaction").await == 0
-    );
-    let committed = tx.commit().await;
-    assert_matches!(committed, Err(CommitError::Aborted(_)));
-    assert_eq!(db.entries().await, 0);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_write_fails_after_the_host_of_the_database_was_replaced() {
     const CONNECTIONS: u32 = 4;
     let timeout = Duration::from_secs(1);

@@ -443,36 +443,6 @@ async fn the_partition_is_the_same_in_both_languages() {
     assert_eq!(rows(&db).await, 6);
 }
 
-/// Both statements wait for a removal in progress. The first statement compares the token with the
-/// floor that it read before its wait.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unlocked_read_of_the_floor_admits_a_stale_token() {
-    const WITHOUT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
-        SELECT 'sku-1', 5, 110, tower_fence.current_history() WHERE 5 > (SELECT floor FROM tower_fence.floors WHERE partition = 110) \
-        ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
-    const WITH: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
-        SELECT 'sku-1', 5, 110, tower_fence.current_history() \
-        FROM (SELECT floor FROM tower_fence.floors WHERE partition = 110 FOR SHARE) AS s WHERE 5 > s.floor \
-        ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
-    for (statement, admitted) in [(WITHOUT, 1), (WITH, 0)] {
-        let db = Postgres::fresh(4).await;
-        write(&db.fence(), 5).await.unwrap();
-        age(&db).await;
-        let mut removal = db.pool.begin().await.unwrap();
-        Postgres::run(
-            &mut removal,
-            "SELECT tower_fence.remove_idle_of(110::smallint, '0', 10, NULL, NULL)",
-        )
-        .await;
-        let pool = db.pool.clone();
-        let waits = tokio::spawn(async move { sqlx::query(statement).execute(&pool).await });
-        db.waits_for_lock().await;
-        removal.commit().await.unwrap();
-        let written = waits.await.unwrap().unwrap().rows_affected();
-        assert_eq!(written, admitted, "{statement}");
-    }
-}
-
 /// The operations that insert a row, with token 5.
 #[derive(Clone, Copy, Debug)]
 enum Insert {

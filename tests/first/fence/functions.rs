@@ -5,18 +5,14 @@ use sqlx::{Acquire, AssertSqlSafe, Connection, PgConnection, Postgres};
 
 use super::admission::must_wait;
 use crate::support::{
-    database::{Fresh, TestDatabase},
-    fence::{begin, is_stale, sku, write},
+    database::TestDatabase,
+    fence::write,
     functions::{acquire, admit, is_refused, max_token, raise, release, renew},
     log::Log,
 };
 
 async fn execute(conn: &mut PgConnection, sql: &str) -> sqlx::Result<()> {
     Postgres::execute(conn, sql).await
-}
-
-async fn fence_row(db: &Fresh<Postgres>) -> Option<i64> {
-    db.fence().inspect(&sku()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,53 +84,6 @@ async fn function_that_runs_for_each_row_is_inlined() {
     let plan = plan.concat();
     assert_contains!(plan, "GREATEST");
     assert!(!plan.contains("tower_fence.max_token_after"), "{plan}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn functions_and_the_fence_wait_for_each_other() {
-    let db = Postgres::fresh(4).await;
-    let fence = db.fence();
-    let mut holder = db.pool.begin().await.unwrap();
-    admit(&mut holder, "sku-1", 5).await.unwrap();
-    let waiting = tokio::spawn({
-        let fence = fence.clone();
-        async move { write(&fence, 4).await }
-    });
-    must_wait(&waiting).await;
-    holder.commit().await.unwrap();
-    is_stale(waiting.await.unwrap(), 4, 5);
-
-    let holder = begin(&fence, 8).await;
-    let waiting = tokio::spawn({
-        let pool = db.pool.clone();
-        async move { raise(&mut pool.acquire().await.unwrap(), "sku-1", 7).await }
-    });
-    must_wait(&waiting).await;
-    holder.commit().await.unwrap();
-    is_refused(waiting.await.unwrap(), "TF412");
-}
-
-#[tokio::test]
-async fn rollback_leaves_no_trace() {
-    let db = Postgres::fresh(2).await;
-    let mut conn = db.pool.acquire().await.unwrap();
-    let mut tx = conn.begin().await.unwrap();
-    admit(&mut tx, "sku-1", 5).await.unwrap();
-    execute(&mut tx, "INSERT INTO ledger VALUES (1)")
-        .await
-        .unwrap();
-    tx.rollback().await.unwrap();
-    assert_eq!((db.entries().await, fence_row(&db).await), (0, None));
-
-    // A refusal also rolls back the earlier writes of the transaction.
-    admit(&mut conn, "sku-1", 5).await.unwrap();
-    let mut tx = conn.begin().await.unwrap();
-    execute(&mut tx, "INSERT INTO ledger VALUES (2)")
-        .await
-        .unwrap();
-    is_refused(admit(&mut tx, "sku-1", 5).await, "TF412");
-    let _ = tx.commit().await;
-    assert_eq!((db.entries().await, fence_row(&db).await), (0, Some(5)));
 }
 
 #[tokio::test]

@@ -31,7 +31,6 @@ use crate::support::{
 on_both_databases!(
     read_waits_for_a_write_in_progress,
     write_waits_for_a_read_in_progress,
-    older_write_is_refused_after_a_read,
     a_handler_reads_once,
     older_write_is_refused_after_a_read_that_finds_nothing,
     read_is_answered_only_if_its_transaction_commits,
@@ -129,50 +128,6 @@ async fn write_waits_for_a_read_in_progress<DB: TestDatabase>() {
     assert_eq!(plan.reads.load(Relaxed), 1);
     assert_eq!(stock(&db.pool).await, 1);
     assert_eq!(server.write("/a", 5).await.status, 200);
-}
-
-/// Older holders write continuously. The answer of a fenced read stays valid.
-async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
-    let db = DB::fresh(8).await;
-    let (server, plan) = setup(&db, 100_000, 100_000).await;
-    for round in 1..=10 {
-        let token = 2 * round;
-        let url = server.url("/a");
-        let writers = (0..3).map(|_| {
-            let (client, url) = (server.client.clone(), url.clone());
-            tokio::spawn(async move {
-                let mut written = 0;
-                loop {
-                    let write = client.post(&url).header("Fencing-Token", token);
-                    match Answer::to(write).await.status {
-                        200 => written += 1,
-                        412 => return written,
-                        // SQLite has one lock for the whole database.
-                        503 => {}
-                        status => panic!("{status}"),
-                    }
-                }
-            })
-        });
-        let writers: Vec<_> = writers.collect();
-        let before = plan.writes.load(Relaxed);
-        eventually!(
-            "the writers have written",
-            plan.writes.load(Relaxed) > before + 5
-        );
-        let read = loop {
-            let answer = fenced(&server, token + 1).await.unwrap();
-            if answer.status == 200 {
-                break answer.text;
-            }
-            assert_eq!(answer.status, 503, "{answer:?}");
-        };
-        for writer in writers {
-            let written: i32 = writer.await.unwrap();
-            assert!(written >= 0);
-        }
-        assert_eq!(read, stock(&db.pool).await.to_string(), "round {round}");
-    }
 }
 
 /// A write of another process waits for the row lock while the handler reads.

@@ -54,18 +54,6 @@ async fn equal_numbers_in_any_spelling_have_one_fence() {
 }
 
 #[tokio::test]
-async fn a_text_is_compared_percent_decoded() {
-    let db = Sqlite::fresh(2).await;
-    let app = Router::new()
-        .route("/items/{id}", post(|| async {}))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("id")));
-    let server = Server::start(app).await;
-    assert_eq!(server.write("/items/7", 5).await.status, 200);
-    let stale = server.write("/items/%37", 5).await;
-    stale.is_problem(412, "stale-token");
-}
-
-#[tokio::test]
 async fn repeated_path_parameter_is_a_configuration_error() {
     let db = Sqlite::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("id"));

@@ -4,7 +4,6 @@ mod announced;
 mod announced_above;
 mod displaced;
 mod pages;
-mod postgres_answers;
 mod postgres_functions;
 mod postgres_idle;
 mod postgres_locks;

@@ -1,24 +1,18 @@
 //! The removal of idle rows and of idle leases.
 
-use std::{
-    sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
-    time::Duration,
-};
+use std::time::Duration;
 
-use futures_util::future::join_all;
 use sqlx::Postgres;
-use tokio::time::{Instant, sleep};
 use tower_fence::{
     Resource,
-    lease::{Acquire, LeaseAdmin, LeaseError, Leases, PostgresLeases},
+    lease::{LeaseAdmin, Leases, PostgresLeases},
 };
 
 use crate::support::{
-    PATIENCE,
     database::{Fresh, TestDatabase},
     fence::write,
     functions::{admit, is_refused},
-    lease::{LONG, SHORT, grant, grant_and_release, granted, sku, wait},
+    lease::{LONG, grant, grant_and_release, granted, sku, wait},
 };
 
 async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
@@ -107,73 +101,6 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
     assert_eq!(removed, names.len() as u64);
     // The row of the lease still exists, so the floor does not apply to it.
     write(&fence, held.token.get()).await.unwrap();
-}
-
-/// Acquires and releases continuously while rows are removed, until `remove` returns `true`.
-/// Returns whether each token was above those granted before it. A load that is not `strict` also
-/// ends when a token is not above them.
-async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn() -> bool) -> bool {
-    let leases = PostgresLeases::new(db.fence());
-    let (ended, rises) = (AtomicBool::new(false), AtomicBool::new(true));
-    let worker = async |n: usize| {
-        let resource = Resource::new(format!("sku-{n}")).unwrap();
-        let mut highest = 0;
-        while !ended.load(Relaxed) {
-            let lease = match leases.acquire(&resource, Acquire::new(LONG)).await {
-                Ok(lease) => lease,
-                // The naive removal has deleted the row during the grant. The real removal locks
-                // the row of the fence first.
-                Err(LeaseError::Held { .. }) if !strict => continue,
-                Err(error) => panic!("{error:?}"),
-            };
-            if lease.token.get() <= highest {
-                rises.store(false, Relaxed);
-                ended.store(!strict, Relaxed);
-            }
-            highest = highest.max(lease.token.get());
-            leases.release(&resource, &lease.id).await.unwrap();
-            // The row is idle for a moment.
-            sleep(Duration::from_millis(rand::random_range(0..4))).await;
-        }
-    };
-    let removals = async {
-        while !ended.load(Relaxed) {
-            if remove().await {
-                ended.store(true, Relaxed);
-            }
-        }
-    };
-    futures_util::future::join(join_all((0..3).map(worker)), removals).await;
-    rises.into_inner()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_increase_during_continuous_removal_of_idle_rows() {
-    let db = Postgres::fresh(8).await;
-    let (began, removed) = (Instant::now(), AtomicI64::new(0));
-    let ours = in_order(&db, true, async || {
-        let remove = "SELECT sum(tower_fence.remove_idle_of(tower_fence.partition_of('sku-' || n), '0 s', 10, NULL, NULL)) \
-             FROM generate_series(0, 2) AS n";
-        let now = db.number(remove).await;
-        let removed = removed.fetch_add(now, Relaxed) + now;
-        let enough = removed > 20 && began.elapsed() > Duration::from_secs(3);
-        enough || began.elapsed() > PATIENCE
-    });
-    assert!(ours.await);
-    assert!(removed.into_inner() > 20, "too few rows were removed");
-    // This naive removal does not raise the floor.
-    let began = Instant::now();
-    let naive = in_order(&db, false, async || {
-        let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \
-             DELETE FROM tower_fence.resources AS f USING gone AS g WHERE f.resource = g.resource";
-        let _ = Postgres::execute(&mut db.pool.acquire().await.unwrap(), delete).await;
-        sleep(SHORT / 50).await;
-        began.elapsed() > PATIENCE
-    });
-    assert!(
-        !naive.await,
-        "the load does not detect a removal that loses tokens"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -172,46 +172,6 @@ async fn request_after_expiry_grants_to_the_first_waiter() {
     assert!(second.unwrap().unwrap().token > first.token);
 }
 
-#[tokio::test]
-async fn grant_of_a_cancelled_request_is_released() {
-    let (server, _db, leases) = with_leases().await;
-    grant(&leases, &sku(), Duration::from_millis(1)).await;
-    for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
-        server.signal("-STOP");
-        let sku = sku();
-        let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
-        gone.await.unwrap_err();
-        // The lease is granted now, when its client has disconnected.
-        server.signal("-CONT");
-        soon!(
-            "the lease is released",
-            leases.inspect(&sku).await.unwrap().is_none()
-        );
-    }
-}
-
-#[tokio::test]
-async fn cancelled_repetition_takes_nothing_from_the_first() {
-    let (server, _db, leases) = with_leases().await;
-    let id = LeaseId::random();
-    let request = Acquire::new(LONG).lease_id(id.clone());
-    let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
-    server.signal("-STOP");
-    let sku = sku();
-    let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
-    gone.await.unwrap_err();
-    server.signal("-CONT");
-    // The request is executed, and abandoned immediately.
-    sleep(Duration::from_millis(500)).await;
-    let held = leases
-        .inspect(&sku)
-        .await
-        .unwrap()
-        .expect("the lease is lost");
-    assert_eq!(held.token, lease.token);
-    leases.release(&sku, &id).await.unwrap();
-}
-
 /// The lease expires before the client receives it, and then the client disconnects.
 #[tokio::test]
 async fn cancelled_request_does_not_end_its_lock_delay() {
