@@ -19,9 +19,7 @@ use crate::support::{
 };
 
 on_both_databases!(
-    stale_token_stays_stale_without_its_row,
-    raise_below_the_floor_creates_no_row,
-    grant_below_the_floor_is_superseded,
+    refused_token_creates_no_row,
     floor_applies_only_to_its_partition,
     row_in_use_is_not_removed,
     forged_token_does_not_block_its_partition,
@@ -76,29 +74,7 @@ fn by_floor(presented: i64) -> impl Fn(&StaleToken) -> bool {
     move |stale| stale.by_floor && stale.presented_token == token(presented)
 }
 
-async fn stale_token_stays_stale_without_its_row<DB: TestDatabase>() {
-    let (db, fence) = with_floor::<DB>().await;
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
-    for (stale_token, token_use) in [
-        (5, TokenUse::SingleUse),
-        (4, TokenUse::SingleUse),
-        (5, TokenUse::Reusable),
-        (1, TokenUse::Reusable),
-    ] {
-        // Each call has a new fence without any cached state.
-        let fence = db.fence();
-        let outcome = fence.begin(&sku(), token(stale_token), token_use).await;
-        is_stale_by_floor(outcome, stale_token, 5);
-    }
-    assert_eq!(rows(&db).await, 0);
-    let tx = fence.begin(&sku(), token(6), TokenUse::Reusable).await;
-    tx.unwrap().commit().await.unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
-    write(&fence, 6).await.unwrap();
-    is_stale(write(&fence, 6).await, 6, 6);
-}
-
-async fn raise_below_the_floor_creates_no_row<DB: TestDatabase>() {
+async fn refused_token_creates_no_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     for stale_token in [1, 5] {
         is_stale_by_floor(
@@ -107,45 +83,21 @@ async fn raise_below_the_floor_creates_no_row<DB: TestDatabase>() {
             5,
         );
     }
+    for token_use in [TokenUse::SingleUse, TokenUse::Reusable] {
+        is_stale_by_floor(db.fence().begin(&sku(), token(5), token_use).await, 5, 5);
+    }
+    let lease = LeaseDigest::of("the-lease-of-another");
+    let announced = fence.announce(&sku(), token(5), &lease, false).await;
+    assert_matches!(
+        announced,
+        Err(AnnounceError::Superseded { max_token: 5, .. })
+    );
     assert_eq!(rows(&db).await, 0);
     fence.raise(&sku(), token(6)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     assert_eq!(rows(&db).await, 1);
     // If a resource has a row, the token of the row decides, even if it is not above the floor.
     fence.raise(&sku(), token(6)).await.unwrap();
-}
-
-async fn grant_below_the_floor_is_superseded<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let fence = db.fence();
-    let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
-    // The token was granted, but never used. The floor still includes it, because otherwise another
-    // lease could be granted the same token.
-    fence
-        .announce(&sku(), token(7), &lease, false)
-        .await
-        .unwrap();
-    age(&db).await;
-    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
-    let other = LeaseDigest::of("the-lease-of-another");
-    for superseded in [1, 6, 7] {
-        let announced = fence
-            .announce(&sku(), token(superseded), &other, false)
-            .await;
-        match announced {
-            Err(AnnounceError::Superseded {
-                max_token,
-                was_last,
-            }) => assert_eq!((max_token, was_last), (7, false)),
-            other => panic!("{other:?}"),
-        }
-        assert_eq!(rows(&db).await, 0);
-    }
-    fence
-        .announce(&sku(), token(8), &other, false)
-        .await
-        .unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
 }
 
 #[tokio::test]

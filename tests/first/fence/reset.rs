@@ -19,8 +19,6 @@ use crate::support::{
 on_both_databases!(
     reset_lowers_the_fence_and_clears_the_cache,
     reset_never_lowers_a_fence_below_a_grant,
-    announcement_succeeds_above_the_last_or_as_its_repetition,
-    exhausted_token_range_is_reported,
     two_leases_never_share_a_token_whatever_their_order,
 );
 
@@ -47,6 +45,11 @@ async fn reset_lowers_the_fence_and_clears_the_cache<DB: TestDatabase>() {
     assert!(!admits(&fence, granted).await, "stale tokens stay stale");
     assert!(admits(&fence, granted + 1).await);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(granted));
+    // A reset to an announced token ends the lease of that token.
+    assert_eq!(announce(&fence, granted + 1, "a").await, None);
+    fence.reset(&sku(), token(granted + 1)).await.unwrap();
+    let again = announce(&fence, granted + 1, "a").await;
+    assert_eq!(again, Some(granted + 2));
     // A resource without a row has nothing to reset.
     let other = Resource::new("never seen").unwrap();
     fence.reset(&other, token(FORGED)).await.unwrap();
@@ -121,41 +124,6 @@ async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str)
     }
 }
 
-async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let fence = db.fence();
-    assert_eq!(announce(&fence, 5, "a").await, None);
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
-    assert_eq!(announce(&fence, 5, "a").await, None, "a repetition");
-    // `max_token` does not include the announced token, so only this check prevents two grants with
-    // one token.
-    assert_eq!(
-        announce(&fence, 5, "b").await,
-        Some(6),
-        "the same token for another lease"
-    );
-    assert_eq!(announce(&fence, 4, "a").await, Some(6), "an older token");
-    // This token is above `max_token`, but not above the announced one.
-    assert_eq!(announce(&fence, 7, "b").await, None);
-    fence.reset(&sku(), token(7)).await.unwrap();
-    assert_eq!(
-        announce(&fence, 7, "b").await,
-        Some(8),
-        "a token at the reset value"
-    );
-    assert_eq!(announce(&fence, 8, "b").await, None);
-    // The token is used up, so a repeated announcement gets another token.
-    let tx = fence.begin(&sku(), token(8), TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
-    assert_eq!(announce(&fence, 8, "b").await, Some(9));
-    // After a fenced read by the next holder, `max_token` has the value that its announcement would
-    // set.
-    fence.raise(&sku(), token(12)).await.unwrap();
-    assert_eq!(announce(&fence, 11, "c").await, Some(12));
-    assert_eq!(announce(&fence, 12, "c").await, None);
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(11));
-}
-
 /// The resource has no row, and its floor is above the new token. Another transaction inserts the
 /// row.
 #[tokio::test]
@@ -204,26 +172,6 @@ async fn reset_never_repeats_a_grant_whose_row_was_removed() {
         fence.reset(&sku(), token(last)).await.unwrap();
     }
     assert_eq!(grant().await, last + 1);
-}
-
-async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let fence = db.fence();
-    let lease = LeaseDigest::of("a");
-    fence
-        .announce(&sku(), Token::MAX, &lease, false)
-        .await
-        .unwrap();
-    let other = LeaseDigest::of("b");
-    let refused = fence.announce(&sku(), Token::MAX, &other, false).await;
-    let Err(AnnounceError::Superseded {
-        max_token,
-        was_last,
-    }) = refused
-    else {
-        panic!("{refused:?}");
-    };
-    assert_eq!((max_token, was_last), (Token::MAX.get(), false));
 }
 
 /// Repeatedly announces two grants with the same token at the same time.
