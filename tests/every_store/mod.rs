@@ -2,7 +2,6 @@
 //! uses it. Each binary with these tests names its stores in the macros `on_every_store!` and
 //! `on_every_store_with_a_queue!`.
 
-mod breaks;
 mod calls;
 mod conformance;
 mod grants;

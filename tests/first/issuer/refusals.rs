@@ -1,4 +1,4 @@
-//! The requests that the issuer refuses over real HTTP, with two stores.
+//! The requests that the issuer refuses over real HTTP.
 
 use std::time::Duration;
 
@@ -13,12 +13,6 @@ use crate::support::{
 
 on_store!(
     in_memory: Memory,
-    each_wrong_request_has_its_answer,
-    cross_site_page_acquires_no_lock_without_preflight,
-    the_limits_can_be_set,
-);
-on_store!(
-    on_redis: Redis,
     each_wrong_request_has_its_answer,
     cross_site_page_acquires_no_lock_without_preflight,
     the_limits_can_be_set,

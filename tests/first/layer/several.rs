@@ -1,25 +1,20 @@
 //! Several resources in one write: either all tokens are admitted or none, and the locks never
 //! cause a deadlock.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use axum::{
     Router,
-    extract::{Path, State},
     http::{StatusCode, request::Parts},
     routing::{any, post},
 };
-use futures_util::{StreamExt, stream};
-use sqlx::{PgConnection, Postgres};
+use sqlx::Postgres;
 use tower_fence::{
-    AdmitError, Admitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam, PgFencedTx,
-    Resource, TokenUse, layer::Refusal,
+    AdmitError, Admitted, FenceLayer, FencedTx, InvalidResource, PathParam, Resource, TokenUse,
 };
 
 use crate::{
     contract::{resource, token},
     support::{
-        database::{Fresh, TestDatabase, on_both_databases, pool_of},
+        database::{Fresh, TestDatabase, on_both_databases},
         http::{Answer, Server},
     },
 };
@@ -29,8 +24,6 @@ on_both_databases!(
     one_stale_token_refuses_the_write_and_is_named,
     a_failed_handler_raises_every_resource,
     a_fenced_read_raises_every_resource,
-    each_wrong_list_has_its_answer,
-    a_resource_that_is_named_twice_counts_once,
     without_http_all_are_admitted_or_none,
 );
 
@@ -114,6 +107,10 @@ async fn one_stale_token_refuses_the_write_and_is_named<DB: TestDatabase>() {
             assert_eq!(problem["max_token"], max);
         }
     }
+    // The vectors of the header have the other wrong lists.
+    server.refuses("/a/b/add", 7, 400, "malformed-token").await;
+    let problem = server.refuses("/listed", 7, 422, "invalid-request").await;
+    assert_eq!(problem["field"], "resource");
     // The other resource is unchanged: neither an admission nor a raise has changed it.
     assert_eq!(max_tokens(&db).await, [Some(5), Some(50)]);
     assert_eq!(db.entries().await, 1);
@@ -139,37 +136,6 @@ async fn a_fenced_read_raises_every_resource<DB: TestDatabase>() {
     assert_eq!(max_tokens(&db).await, [Some(4), Some(49)]);
     let problem = Answer::to(read(6, 49)).await.is_problem(412, "stale-token");
     assert_eq!(problem["resource"], "b");
-}
-
-async fn each_wrong_list_has_its_answer<DB: TestDatabase>() {
-    let db = DB::fresh(1).await;
-    let server = start(&db).await;
-    let write = |tokens: &'static str| server.write("/a/b/add", tokens);
-    write("").await.is_problem(428, "token-required");
-    let missing = write(r#"1;resource="a""#).await;
-    assert_eq!(missing.is_problem(428, "token-required")["resource"], "b");
-    // The vectors of the header have the other wrong lists.
-    write("1").await.is_problem(400, "malformed-token");
-    let other = write(r#"1;resource="a", 2;resource="c""#).await;
-    other.is_problem(403, "wrong-resource");
-    let nothing = server.write("/listed", 1).await;
-    assert_eq!(
-        nothing.is_problem(422, "invalid-request")["field"],
-        "resource"
-    );
-    assert_eq!(max_tokens(&db).await, [None, None]);
-}
-
-async fn a_resource_that_is_named_twice_counts_once<DB: TestDatabase>() {
-    let db = DB::fresh(1).await;
-    let server = start(&db).await;
-    assert_eq!(server.write("/a/a/add", 5).await.text, "a=5");
-    assert_eq!(
-        server.write("/a/a/add", r#"6;resource="a""#).await.text,
-        "a=6"
-    );
-    let twice = server.write("/a/a/add", r#"7;resource="a", 8;resource="a""#);
-    twice.await.is_problem(400, "malformed-token");
 }
 
 async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
@@ -198,96 +164,38 @@ async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
     assert_matches!(nothing, Err(AdmitError::NoResource));
 }
 
-const TRANSFERS: usize = 1_000;
-
-/// Moves one item from `from` to `to`, protected only by the locks of the fence.
-async fn move_one(conn: &mut PgConnection, from: &str, to: &str) {
-    let level = |sku: &str| format!("SELECT n FROM stock WHERE sku = '{sku}'");
-    let one = Postgres::number(conn, &level(from)).await.unwrap();
-    let other = Postgres::number(conn, &level(to)).await.unwrap();
-    for (sku, n) in [(from, one - 1), (to, other + 1)] {
-        let set = format!("UPDATE stock SET n = {n} WHERE sku = '{sku}'");
-        Postgres::run(conn, &set).await;
-    }
-    Postgres::run(conn, "INSERT INTO moves VALUES (1)").await;
-}
-
-/// Runs transfers, half of them in each direction. Returns the number of refusals. The first
-/// refusal ends the transfers.
-async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
-    let db = Postgres::fresh(2).await;
-    db.execute("INSERT INTO stock VALUES ('a', 5000), ('b', 5000); CREATE TABLE moves (n BIGINT)")
-        .await;
-    // These two pools share only the database, like those of two processes.
-    let mut servers = vec![];
-    for _ in 0..2 {
-        let fence = Fence::new(pool_of(&db.url, 16).await);
-        servers.push(Server::start(app(fence)).await);
-    }
-    let refused = AtomicU64::new(0);
-    let (servers, refused_ref) = (&servers, &refused);
-    stream::iter(0..TRANSFERS)
-        .for_each_concurrent(16, |n| async move {
-            if refused_ref.load(Relaxed) > 0 {
-                return;
-            }
-            let path = ["/a/b/transfer", "/b/a/transfer"][n % 2];
-            let answer = servers[n / 2 % 2].write(path, field(1, 1)).await;
-            if answer.status != 200 {
-                // Only a deadlock, or a wait behind a deadlock, causes a refusal.
-                println!("{answer:?}");
-                assert_eq!(answer.status, 503, "{answer:?}");
-                refused_ref.fetch_add(1, Relaxed);
-            }
-        })
-        .await;
-    let refused = refused.into_inner();
-    println!("{refused} of {TRANSFERS} transfers were refused");
-    assert_eq!(
-        db.number("SELECT CAST(sum(n) AS BIGINT) FROM stock").await,
-        10_000
-    );
-    let moves = db.number("SELECT count(*) FROM moves").await;
-    assert!(refused > 0 || moves == TRANSFERS as i64, "{moves} moves");
-    refused
-}
-
+/// Otherwise, two writes could each wait for the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_transfers_in_both_directions_never_deadlock() {
-    async fn transfer(mut tx: PgFencedTx, Path((from, to)): Path<(String, String)>) {
-        move_one(&mut tx, &from, &to).await;
+async fn rows_are_locked_in_the_order_of_their_names() {
+    let names = ["a", "b"].map(resource);
+    for (held, free) in [(0, 1), (1, 0)] {
+        for order in [[0, 1], [1, 0]] {
+            let db = Postgres::fresh(6).await;
+            let fence = db.fence();
+            for name in &names {
+                fence.raise(name, token(1)).await.unwrap();
+            }
+            let holder = fence.begin(&names[held], token(1), TokenUse::Reusable);
+            let holder = holder.await.unwrap();
+            let both = order.map(|n| (names[n].clone(), token(1)));
+            // Within one fence, the second write would not wait in the database.
+            let fence = db.fence();
+            let second =
+                tokio::spawn(async move { fence.begin_all(&both, TokenUse::Reusable).await });
+            db.waits_for_lock().await;
+            let unlocked = format!(
+                "SELECT count(*) FROM (SELECT FROM tower_fence.resources \
+                 WHERE resource = '{}' FOR UPDATE SKIP LOCKED) AS r",
+                names[free]
+            );
+            // A write that waits for `b` has locked `a`.
+            assert_eq!(
+                db.number(&unlocked).await,
+                i64::from(held == 0),
+                "{order:?}"
+            );
+            drop(holder);
+            drop(second.await.unwrap().unwrap());
+        }
     }
-    let refused = transfers(|fence| {
-        Router::new()
-            .route("/{from}/{to}/transfer", post(transfer))
-            .route_layer(FenceLayer::new(fence, BOTH).reusable())
-    });
-    assert_eq!(refused.await, 0);
-}
-
-/// The same transfers detect a guard that takes its locks in the order of the request.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn test_detects_locks_in_request_order() {
-    async fn transfer(
-        State(fence): State<Fence<Postgres>>,
-        Path((from, to)): Path<(String, String)>,
-    ) -> Result<(), Refusal> {
-        let first = resource(&from);
-        let mut tx = fence.begin(&first, token(1), TokenUse::Reusable).await?;
-        let second = resource(&to);
-        fence
-            .admit(&mut tx, &second, token(1), TokenUse::Reusable)
-            .await?;
-        move_one(&mut tx, &from, &to).await;
-        Ok(tx.commit().await?)
-    }
-    let refused = transfers(|fence| {
-        Router::new()
-            .route("/{from}/{to}/transfer", post(transfer))
-            .with_state(fence)
-    });
-    assert!(
-        refused.await > 0,
-        "the workload found no deadlock, so it proves nothing"
-    );
 }
