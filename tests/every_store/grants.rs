@@ -9,7 +9,7 @@ use tokio::{
 };
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, LeaseAdmin, LeaseId, Leases},
+    lease::{Acquire, LeaseAdmin, LeaseId, Leases, Renew},
 };
 
 use crate::support::{
@@ -21,6 +21,7 @@ use crate::support::{
 on_every_store!(
     tokens_increase_in_the_order_of_the_grants,
     resource_is_free_after_its_lock_delay,
+    lock_delay_does_not_extend_the_lease,
     repeated_request_keeps_its_lease,
     queue_and_released_lease_are_on_no_page,
     invalid_cursors_are_refused,
@@ -73,6 +74,21 @@ async fn resource_is_free_after_its_lock_delay<S: TestStore>() {
         .await
         .unwrap();
     assert!(asked_at.elapsed() >= S::SHORT + delay - Duration::from_millis(5));
+}
+
+/// A client must not assume that it holds the lease during the lock delay.
+async fn lock_delay_does_not_extend_the_lease<S: TestStore>() {
+    const TTL: Duration = Duration::from_secs(10);
+    let (one, two, _db) = S::fresh().await;
+    let delayed = Acquire::new(TTL).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.unwrap();
+    assert!(lease.ttl <= TTL, "{lease:?}");
+    let held = two.inspect(&sku()).await.unwrap().unwrap();
+    assert!(held.ttl <= TTL, "{held:?}");
+    for ttl in [TTL, 2 * TTL, TTL] {
+        let renewed = one.renew(&sku(), &lease.id, Renew::new(ttl)).await.unwrap();
+        assert!(renewed.ttl <= ttl, "{renewed:?}");
+    }
 }
 
 /// A client gives up its wait and retries with the same lease id, at this issuer or at another one.

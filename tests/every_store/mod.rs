@@ -5,5 +5,4 @@
 mod calls;
 mod conformance;
 mod grants;
-mod lock_delay;
 mod queue;

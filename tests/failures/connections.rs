@@ -11,39 +11,26 @@ use std::{
 
 use futures_util::future::{join, join_all};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
-use tower_fence::{AdmitError, Fence, FenceBuilder, Resource, Token, TokenUse};
+use tower_fence::{AdmitError, Fence, FenceBuilder, Resource, TokenUse};
 
 use crate::support::{
     PATIENCE, SOON,
     database::{Fresh, TestDatabase, counting_pool, pool_of},
     eventually,
+    fence::{token, write_at_once},
     proxy::{Passage, Proxy, Sender},
 };
 
 const POOL: u32 = 4;
 
-const INSERT: &str = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
-
 fn resource(n: usize) -> Resource {
     Resource::new(format!("r-{n}")).unwrap()
-}
-
-fn token(token: i64) -> Token {
-    Token::new(token).unwrap()
 }
 
 /// Writes in a transaction.
 async fn write(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
     let tx = fence.begin(resource, token(value), TokenUse::SingleUse);
     tx.await.unwrap().commit().await.unwrap();
-}
-
-/// Writes in one statement.
-async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
-    let query = sqlx::query(INSERT).bind(value);
-    let (token, token_use) = (token(value), TokenUse::SingleUse);
-    let written = fence.write::<(i64,)>(resource, token, token_use, query);
-    assert_eq!(written.await.unwrap(), [(value,)]);
 }
 
 async fn all_are_in_the_pool(pool: &PgPool) {

@@ -1,5 +1,6 @@
 //! Helpers for tests that use the fence without HTTP.
 
+use sqlx::Postgres;
 use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::FenceDatabase};
 
 use crate::database::TestDatabase;
@@ -27,6 +28,13 @@ pub async fn write<DB: TestDatabase>(fence: &Fence<DB>, value: i64) -> Result<()
     insert(&mut tx, value).await;
     tx.commit().await.unwrap();
     Ok(())
+}
+
+/// Writes an entry under a single-use token, in one statement.
+pub async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
+    let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry").bind(value);
+    let written = fence.write::<(i64,)>(resource, token(value), TokenUse::SingleUse, query);
+    assert_eq!(written.await.unwrap(), [(value,)]);
 }
 
 /// Checks that [`write`] is refused, with this highest stale token.

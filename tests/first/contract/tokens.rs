@@ -17,17 +17,17 @@ use super::{json, resource, token, vectors};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ResourceVectors {
+pub(super) struct ResourceVectors {
     #[serde(rename = "description")]
     _description: String,
-    valid: Vec<Name>,
-    invalid: Vec<Name>,
+    pub(super) valid: Vec<Name>,
+    pub(super) invalid: Vec<Name>,
     different: Vec<[String; 2]>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Name {
+pub(super) struct Name {
     name: String,
     #[serde(default = "once")]
     repeat: usize,
@@ -37,15 +37,20 @@ fn once() -> usize {
     1
 }
 
+impl Name {
+    pub(super) fn text(&self) -> String {
+        self.name.repeat(self.repeat)
+    }
+}
+
 #[test]
 fn resources_have_valid_names() {
     let vectors: ResourceVectors = vectors("resources.json");
-    for Name { name, repeat } in vectors.valid {
-        let name = name.repeat(repeat);
+    for name in vectors.valid.iter().map(Name::text) {
         assert_eq!(Resource::new(&name).unwrap().as_str(), name);
     }
-    for Name { name, repeat } in vectors.invalid {
-        Resource::new(name.repeat(repeat)).expect_err(&name);
+    for name in vectors.invalid.iter().map(Name::text) {
+        Resource::new(name.as_str()).expect_err(&name);
     }
     for [one, other] in vectors.different {
         assert_ne!(resource(&one), resource(&other));

@@ -22,6 +22,7 @@ on_both_databases!(
     a_wait_for_the_lock_ends_with_busy,
     a_wait_for_a_connection_ends_with_busy,
     maximum_durations_are_accepted_as_limits,
+    raising_waits_for_a_write_in_flight,
 );
 
 async fn refusals_of_used_and_older_tokens_name_both_numbers<DB: TestDatabase>() {
@@ -147,4 +148,18 @@ async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
     assert_matches!(refused, Err(AdmitError::Busy(_)));
     first.commit().await.unwrap();
     eventually!("the connection is back", write(&fence, 6).await.is_ok());
+}
+
+async fn raising_waits_for_a_write_in_flight<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let tx = begin(&fence, 5).await;
+    let raising = tokio::spawn({
+        let fence = fence.clone();
+        async move { fence.raise(&sku(), token(9)).await }
+    });
+    must_wait(&raising).await;
+    tx.commit().await.unwrap();
+    raising.await.unwrap().unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
 }

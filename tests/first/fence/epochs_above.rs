@@ -1,16 +1,12 @@
 //! `Fence::begin_epochs_above`: the first grant of each partition is above all tokens that another
 //! lock server has granted.
 
-use sqlx::Postgres;
 use tower_fence::{
     Token,
     epochs::{Epoch, EpochError, Epochs},
 };
 
-use crate::support::{
-    database::{TestDatabase, on_both_databases},
-    functions::{execute, is_refused},
-};
+use crate::support::database::{TestDatabase, on_both_databases};
 
 on_both_databases!(
     epochs_of_every_partition_begin_above_a_token,
@@ -47,20 +43,4 @@ async fn without_a_higher_epoch_nothing_changes<DB: TestDatabase>() {
         db.number("SELECT count(*) FROM tower_fence.epochs").await,
         0
     );
-}
-
-/// If an epoch exists, a failover makes the tokens of other issuers stale.
-#[tokio::test]
-async fn missing_epoch_is_not_recorded() {
-    let db = Postgres::fresh(1).await;
-    let mut conn = db.pool.acquire().await.unwrap();
-    for function in ["report_epoch", "next_epoch"] {
-        let call = format!("SELECT tower_fence.{function}(3::smallint, NULL)");
-        is_refused(execute(&mut conn, &call).await, "22004");
-    }
-    let none = "SELECT tower_fence.report_epoch(3::smallint, 0)";
-    Postgres::run(&mut conn, none).await;
-    let epochs = "SELECT count(*) FROM tower_fence.epochs WHERE epoch > 0";
-    let epochs = Postgres::number(&mut conn, epochs).await.unwrap();
-    assert_eq!(epochs, 0);
 }

@@ -14,7 +14,7 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
-    fence::{begin, is_stale, sku, token, write},
+    fence::{begin, is_stale, sku, token, write, write_at_once},
     functions,
 };
 
@@ -103,10 +103,9 @@ async fn refused_token_creates_no_row<DB: TestDatabase>() {
 #[tokio::test]
 async fn single_statement_respects_the_floor() {
     let (db, fence) = with_floor::<Postgres>().await;
-    let insert =
-        || sqlx::query::<Postgres>("INSERT INTO ledger SELECT 77 FROM fence RETURNING entry");
+    let insert = sqlx::query("INSERT INTO ledger SELECT 77 FROM fence RETURNING entry");
     let sku = sku();
-    let written = fence.write::<(i64,)>(&sku, token(5), TokenUse::SingleUse, insert());
+    let written = fence.write::<(i64,)>(&sku, token(5), TokenUse::SingleUse, insert);
     let refused = written.await.unwrap_err();
     assert_matches!(&refused, WriteError::Admit(AdmitError::Stale(stale)) if by_floor(5)(stale));
     assert_eq!(
@@ -114,8 +113,7 @@ async fn single_statement_respects_the_floor() {
             .await,
         0
     );
-    let written = fence.write::<(i64,)>(&sku, token(6), TokenUse::SingleUse, insert());
-    assert_eq!(written.await.unwrap(), [(77,)]);
+    write_at_once(&fence, &sku, 6).await;
 }
 
 async fn floor_applies_only_to_its_partition<DB: TestDatabase>() {

@@ -19,7 +19,7 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
-    fence::{begin, sku, token, write},
+    fence::{begin, sku, token, write, write_at_once},
     functions, soon,
 };
 
@@ -158,14 +158,7 @@ async fn other_writes_in_postgres_refresh_the_row_too() {
                 first.unwrap().commit().await.unwrap();
                 begin(&reusing, value).await.commit().await.unwrap();
             }
-            "one statement" => {
-                let insert = sqlx::query("INSERT INTO ledger SELECT 2 FROM fence RETURNING entry");
-                let written: Vec<(i64,)> = fence
-                    .write(&sku(), token(value), TokenUse::SingleUse, insert)
-                    .await
-                    .unwrap();
-                assert_eq!(written, [(2,)]);
-            }
+            "one statement" => write_at_once(&fence, &sku(), value).await,
             "tower_fence.admit" => drop(functions::admit(&mut conn, "sku-1", value).await.unwrap()),
             "tower_fence.raise" => drop(functions::raise(&mut conn, "sku-1", value).await.unwrap()),
             _ => functions::execute(&mut conn, "SELECT tower_fence.acquire('sku-1', '1 s')")

@@ -8,20 +8,13 @@ use std::{
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres};
 use tokio::runtime::Builder;
-use tower_fence::{Fence, Resource, Token, TokenUse};
+use tower_fence::Fence;
 
 use crate::support::{
     database::{TestDatabase, counting_pool},
     eventually,
+    fence::{sku, write_at_once},
 };
-
-/// Writes in one statement, which is never retried.
-async fn write(fence: &Fence<Postgres>, value: i64) {
-    let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry").bind(value);
-    let (resource, token) = (Resource::new("r").unwrap(), Token::new(value).unwrap());
-    let written = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
-    assert_eq!(written.await.unwrap(), [(value,)]);
-}
 
 /// The hooks and the limits of the pool must also apply to a connection that is always in use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -31,13 +24,13 @@ async fn constantly_used_connection_returns_to_the_pool() {
     // intervals, because other users may be waiting.
     let (pool, [_, released]) = counting_pool(&db.url, 8).await;
     let fence = Fence::builder().reuse_connections(true).build(pool);
-    write(&fence, 1).await;
+    write_at_once(&fence, &sku(), 1).await;
     // The first use of the fence reads its tables.
     let before = released.load(SeqCst);
     let (began, mut value) = (Instant::now(), 1);
     while released.load(SeqCst) < before + 2 {
         value += 1;
-        write(&fence, value).await;
+        write_at_once(&fence, &sku(), value).await;
         let time = began.elapsed();
         assert!(
             time < Duration::from_secs(30),
@@ -55,7 +48,7 @@ async fn constantly_used_connection_returns_to_the_pool() {
 async fn kept_connection_is_tested_after_a_process_pause() {
     let db = Postgres::fresh(4).await;
     let fence = db.reusing_fence();
-    write(&fence, 1).await;
+    write_at_once(&fence, &sku(), 1).await;
     let url = db.url.clone();
     let ends_all = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -73,7 +66,7 @@ async fn kept_connection_is_tested_after_a_process_pause() {
     });
     // The runtime of this test has one thread, which is blocked here.
     ends_all.join().unwrap();
-    write(&fence, 2).await;
+    write_at_once(&fence, &sku(), 2).await;
 }
 
 /// The task that returns the connection ends with its runtime.
@@ -87,7 +80,7 @@ fn kept_connections_return_after_another_runtime_ends() {
     let (db, fence) = lasting.block_on(async {
         let db = Postgres::fresh(2).await;
         let fence = db.reusing_fence();
-        write(&fence, 1).await;
+        write_at_once(&fence, &sku(), 1).await;
         (db, fence)
     });
     let goes_back = || async {
@@ -96,11 +89,11 @@ fn kept_connections_return_after_another_runtime_ends() {
     };
     lasting.block_on(goes_back());
     let ending = runtime();
-    ending.block_on(write(&fence, 2));
+    ending.block_on(write_at_once(&fence, &sku(), 2));
     drop(ending);
     lasting.block_on(async {
         goes_back().await;
-        write(&fence, 3).await;
+        write_at_once(&fence, &sku(), 3).await;
         goes_back().await;
     });
     lasting.block_on(async { drop((fence, db)) });

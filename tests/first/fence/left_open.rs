@@ -15,6 +15,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase, read},
     eventually,
+    fence::write_at_once,
     lease::LONG,
 };
 
@@ -46,16 +47,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
         let fence = fence(&db);
         let leases = PostgresLeases::new(fence.clone());
         let [written, leased] = ["written", "leased"].map(|name| Resource::new(name).unwrap());
-        let write = async |token| {
-            let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
-            let query = sqlx::query(sql).bind(token);
-            let token = Token::new(token).unwrap();
-            let rows: Vec<(i64,)> = fence
-                .write(&written, token, TokenUse::SingleUse, query)
-                .await
-                .unwrap();
-            assert_eq!(rows.len(), 1);
-        };
+        let write = async |value| write_at_once(&fence, &written, value).await;
         // From the second token on, each write is a single statement.
         for token in 7..9 {
             write(token).await;
@@ -99,13 +91,7 @@ async fn success_is_committed_on_the_next_connection_too() {
         let pool = pool.await.unwrap();
         let fence = Fence::new(pool.clone());
         let resource = Resource::new("written").unwrap();
-        let write = async |token| {
-            let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
-            let query = sqlx::query(sql).bind(token);
-            let token = Token::new(token).unwrap();
-            let rows = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
-            assert_eq!(rows.await.unwrap().len(), 1);
-        };
+        let write = async |value| write_at_once(&fence, &resource, value).await;
         for token in 7..9 {
             write(token).await;
         }
@@ -264,10 +250,7 @@ async fn forgotten_transaction_is_left_before_a_single_statement() {
         let mut conn = db.pool.acquire().await.unwrap();
         mem::forget(conn.begin().await.unwrap());
         drop(conn);
-        let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry");
-        let (query, token) = (query.bind(token), Token::new(token).unwrap());
-        let written = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
-        written.await.unwrap();
+        write_at_once(&fence, &resource, token).await;
         let tx = db.pool.begin().await.unwrap();
         tx.commit().await.unwrap();
     }
@@ -285,10 +268,7 @@ async fn disconnect_is_detected_after_an_open_transaction_has_ended() {
         for token in 7..10 {
             db.execute("SET client_connection_check_interval = 0").await;
             leave(&db, left).await;
-            let query = sqlx::query("INSERT INTO ledger SELECT 1 FROM fence RETURNING entry");
-            let token = Token::new(token).unwrap();
-            let written = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
-            written.await.unwrap();
+            write_at_once(&fence, &resource, token).await;
             db.execute("DELETE FROM ledger").await;
         }
         let interval: String = read(&db.pool, interval).await;

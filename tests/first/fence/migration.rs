@@ -9,13 +9,12 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::timeout;
-use tower_fence::{
-    AdmitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
-};
+use tower_fence::{AdmitError, Fence, FenceLayer, PathParam, PgFencedTx, Token, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase, read},
     eventually,
+    fence::{begin, sku, token},
     functions::{execute, is_refused},
     http::Server,
 };
@@ -37,9 +36,7 @@ async fn current_tables_need_no_create_right() {
     let db = Postgres::fresh(2).await;
     let (_, fence) = restricted(&db).await;
     fence.migrate().await.unwrap();
-    let sku = Resource::new("sku-1").unwrap();
-    let tx = fence.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
-    let mut tx = tx.await.unwrap();
+    let mut tx = begin(&fence, 1).await;
     Postgres::run(&mut tx, "INSERT INTO ledger VALUES (1)").await;
     tx.commit().await.unwrap();
     assert_eq!(db.entries().await, 1);
@@ -54,26 +51,16 @@ async fn current_tables_need_no_create_right() {
 async fn missing_tables_are_misconfigured_and_name_the_remedy() {
     let db = Postgres::fresh(2).await;
     db.execute("DROP TABLE tower_fence.resources").await;
-    let server = |fence| async {
-        let app = Router::new()
-            .route("/{sku}", post(|_: PgFencedTx| async {}))
-            .route_layer(FenceLayer::new(fence, PathParam("sku")));
-        Server::start(app).await
-    };
-    let first_use = server(db.fence()).await;
-    let other_schema = server(db.fence_with(|fence| fence.schema("elsewhere").unwrap())).await;
-    for server in [first_use, other_schema] {
-        let answer = server.write("/sku-1", 5).await;
-        answer.is_problem(500, "misconfigured");
-        assert_contains!(answer.text, "Fence::migrate");
-        assert!(!answer.text.contains("tower_fence.resources"), "{answer:?}");
-    }
-    let sku = Resource::new("sku-1").unwrap();
-    let begun = db
-        .fence()
-        .begin(&sku, Token::MAX, TokenUse::SingleUse)
-        .await;
-    for refused in [begun.map(drop), db.fence().inspect(&sku).await.map(drop)] {
+    let elsewhere = db.fence_with(|fence| fence.schema("elsewhere").unwrap());
+    let app = Router::new()
+        .route("/{sku}", post(|_: PgFencedTx| async {}))
+        .route_layer(FenceLayer::new(elsewhere, PathParam("sku")));
+    let answer = Server::start(app).await.write("/sku-1", 5).await;
+    answer.is_problem(500, "misconfigured");
+    assert_contains!(answer.text, "Fence::migrate");
+    let fence = db.fence();
+    let begun = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
+    for refused in [begun.map(drop), db.fence().inspect(&sku()).await.map(drop)] {
         let Err(AdmitError::NotMigrated(cause)) = refused else {
             panic!("{refused:?}");
         };
@@ -84,18 +71,14 @@ async fn missing_tables_are_misconfigured_and_name_the_remedy() {
 #[tokio::test]
 async fn search_path_does_not_lead_migrate_to_another_schema() {
     let db = Postgres::fresh(2).await;
-    let sku = Resource::new("sku-1").unwrap();
-    db.fence()
-        .raise(&sku, Token::new(6).unwrap())
-        .await
-        .unwrap();
+    db.fence().raise(&sku(), token(6)).await.unwrap();
     db.execute("CREATE SCHEMA app").await;
     let options: PgConnectOptions = db.url.parse().unwrap();
     let options = options.options([("search_path", "app")]);
     let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
     let fence = Fence::new(pool);
     fence.migrate().await.unwrap();
-    assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5));
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     let made = "SELECT count(*) FROM pg_tables WHERE schemaname IN ('app', 'public') \
          AND tablename IN ('resources', 'migrations')";
     assert_eq!(db.number(made).await, 0);
@@ -107,17 +90,16 @@ async fn search_path_does_not_lead_migrate_to_another_schema() {
 #[tokio::test]
 async fn each_tenant_may_have_its_own_schema() {
     let db = Postgres::fresh(2).await;
-    let sku = Resource::new("sku-1").unwrap();
     // One of the schemas already exists.
     db.execute("CREATE SCHEMA blue").await;
-    for (tenant, token) in [("red", 7), ("blue", 3)] {
+    for (tenant, value) in [("red", 7), ("blue", 3)] {
         let fence = db.fence_with(|fence| fence.schema(tenant).unwrap());
         fence.migrate().await.unwrap();
         fence.migrate().await.unwrap();
-        fence.raise(&sku, Token::new(token).unwrap()).await.unwrap();
-        assert_eq!(fence.inspect(&sku).await.unwrap(), Some(token - 1));
+        fence.raise(&sku(), token(value)).await.unwrap();
+        assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(value - 1));
     }
-    assert_eq!(db.fence().inspect(&sku).await.unwrap(), None);
+    assert_eq!(db.fence().inspect(&sku()).await.unwrap(), None);
 
     // A role without the right to create a schema can use a schema that it owns.
     let (role, fence) = restricted(&db).await;
@@ -127,7 +109,7 @@ async fn each_tenant_may_have_its_own_schema() {
     db.execute(&format!("CREATE SCHEMA own AUTHORIZATION {role}"))
         .await;
     own.migrate().await.unwrap();
-    own.raise(&sku, Token::new(5).unwrap()).await.unwrap();
+    own.raise(&sku(), token(5)).await.unwrap();
 }
 
 /// The owner of the schema could replace functions that the migrating role executes.
@@ -273,9 +255,7 @@ async fn tables_of_a_newer_version_are_left_unchanged_on_postgres() {
     let open =
         "SELECT has_function_privilege('public', 'tower_fence.newer()', 'EXECUTE')::int::bigint";
     assert_eq!(db.number(open).await, 1);
-    let sku = Resource::new("sku-1").unwrap();
-    let token = Token::new(5).unwrap();
-    db.fence().raise(&sku, token).await.unwrap();
+    db.fence().raise(&sku(), token(5)).await.unwrap();
     // An earlier migration is missing.
     db.execute("DELETE FROM tower_fence.migrations WHERE version = 2")
         .await;
@@ -296,10 +276,9 @@ async fn tables_of_a_newer_version_are_left_unchanged_on_sqlite() {
 
 /// Returns the fault of a fence at its first use, if there is one.
 async fn flaw(fence: &Fence<Postgres>) -> Option<String> {
-    let sku = Resource::new("sku-1").unwrap();
     let checked = fence.check().await;
-    let token = Token::new(rand::random_range(1..1_000_000)).unwrap();
-    match fence.begin(&sku, token, TokenUse::SingleUse).await {
+    let token = token(rand::random_range(1..1_000_000));
+    match fence.begin(&sku(), token, TokenUse::SingleUse).await {
         Err(AdmitError::Misconfigured(cause)) => {
             assert_matches!(checked, Err(AdmitError::Misconfigured(_)));
             Some(cause.to_string())
@@ -368,24 +347,6 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     let refused = is_refused(admitted, "42501");
     assert_contains!(refused.message, "row-level security");
     drop(conn);
-}
-
-/// A crash of the server empties unlogged tables.
-#[tokio::test]
-async fn unlogged_tables_are_misconfigured() {
-    let db = Postgres::fresh(2).await;
-    for table in ["resources", "leases", "queues"] {
-        db.execute(&format!("ALTER TABLE tower_fence.{table} SET UNLOGGED"))
-            .await;
-        let found = flaw(&db.fence()).await.unwrap_or_default();
-        assert_contains!(
-            found,
-            &format!("a crash would empty the unlogged tables {table} ")
-        );
-        db.execute(&format!("ALTER TABLE tower_fence.{table} SET LOGGED"))
-            .await;
-        assert_eq!(flaw(&db.fence()).await, None);
-    }
 }
 
 /// Any role can take the advisory lock under which sqlx migrates.
@@ -547,10 +508,8 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     assert_eq!(db.number(unnoticed).await, 256);
     // The choice is stored.
     fence.migrate().await.unwrap();
-    let sku = Resource::new("sku-1").unwrap();
-    let tx = fence.begin(&sku, Token::new(5).unwrap(), TokenUse::SingleUse);
-    tx.await.unwrap().commit().await.unwrap();
-    assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5));
+    begin(&fence, 5).await.commit().await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
 }
 
 /// Managed services keep their timeline when they restore data, so it does not show a failover.

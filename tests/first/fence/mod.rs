@@ -3,7 +3,6 @@
 mod abandoned;
 mod admission;
 mod begun_early;
-mod busy_timeout;
 mod clones;
 mod collisions;
 mod commit;
@@ -28,7 +27,6 @@ mod protection_attacks;
 mod protection_fuzz;
 mod protection_rights;
 mod protection_tables;
-mod raise;
 mod reset;
 mod schema;
 mod schema_sql;

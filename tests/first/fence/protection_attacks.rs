@@ -451,24 +451,33 @@ async fn settings_of_a_session_change_no_resource() {
     }
 }
 
-/// The owner of a type may replace its casts.
+/// The owner of a type may replace its casts, or rename it and create a cast to another type under
+/// its name.
 #[tokio::test]
-async fn cast_of_an_enum_misleads_no_guard() {
-    let db = Postgres::fresh(2).await;
-    let mut conn = db.pool.acquire().await.unwrap();
-    let set_up = "CREATE SEQUENCE tokens; CREATE TYPE colour AS ENUM ('red', 'blue'); CREATE DOMAIN paint AS colour; \
-         CREATE TABLE item (colour colour, paint paint); \
-         CREATE FUNCTION always_red(colour) RETURNS text LANGUAGE sql AS $$ SELECT 'red' $$; \
+async fn owner_of_an_enumeration_misleads_no_guard() {
+    const CAST: &str = "CREATE FUNCTION always_red(colour) RETURNS text LANGUAGE sql AS $$ SELECT 'red' $$; \
          CREATE CAST (colour AS text) WITH FUNCTION always_red(colour) AS IMPLICIT";
-    Postgres::run(&mut conn, set_up).await;
+    const RENAME: &str = "ALTER TYPE colour RENAME TO hue; CREATE TYPE colour AS ENUM ('red', 'blue'); \
+         CREATE FUNCTION always_red(hue) RETURNS colour LANGUAGE sql AS $$ SELECT 'red'::colour $$; \
+         CREATE CAST (hue AS colour) WITH FUNCTION always_red(hue)";
     for pattern in ["{colour}", "{paint}"] {
-        let protect = sqlx::query("SELECT tower_fence.protect('item', $1)").bind(pattern);
-        protect.execute(&mut *conn).await.unwrap();
-        let admit = "SELECT tower_fence.admit('red', nextval('tokens'))";
-        let written = format!("{admit}; INSERT INTO item VALUES ('red', 'red'); DELETE FROM item");
-        in_transaction(&mut conn, &written).await.unwrap();
-        let other = format!("{admit}; INSERT INTO item VALUES ('blue', 'blue')");
-        is_unfenced(in_transaction(&mut conn, &other).await, "item", "blue");
+        let protect = format!("SELECT tower_fence.protect('item', '{pattern}')");
+        for changes in [[CAST, &protect], [&protect, RENAME]] {
+            let db = Postgres::fresh(2).await;
+            let mut conn = db.pool.acquire().await.unwrap();
+            let set_up = "CREATE SEQUENCE tokens; CREATE TYPE colour AS ENUM ('red', 'blue'); \
+                 CREATE DOMAIN paint AS colour; CREATE TABLE item (colour colour, paint paint)";
+            Postgres::run(&mut conn, set_up).await;
+            for change in changes {
+                Postgres::run(&mut conn, change).await;
+            }
+            let admit = "SELECT tower_fence.admit('red', nextval('tokens'))";
+            let written =
+                format!("{admit}; INSERT INTO item VALUES ('red', 'red'); DELETE FROM item");
+            in_transaction(&mut conn, &written).await.unwrap();
+            let other = format!("{admit}; INSERT INTO item VALUES ('blue', 'blue')");
+            is_unfenced(in_transaction(&mut conn, &other).await, "item", "blue");
+        }
     }
 }
 

@@ -407,24 +407,6 @@ async fn a_table_in_another_schema_gets_a_guard_there() {
     }
 }
 
-/// The owner of an enumeration renames it, and creates a cast to another type under its name.
-#[tokio::test]
-async fn owner_of_an_enumeration_changes_no_resource() {
-    let db = with_tables().await;
-    let mut conn = db.pool.acquire().await.unwrap();
-    let setup = "CREATE TYPE color AS ENUM ('r', 'g'); CREATE DOMAIN shade AS color; \
-         CREATE TABLE paint (c shade, v int); \
-         SELECT tower_fence.protect('paint', 'p/{c}'); \
-         ALTER TYPE color RENAME TO color_old; CREATE TYPE color AS ENUM ('r', 'g'); \
-         CREATE FUNCTION other(color_old) RETURNS color LANGUAGE sql AS $$SELECT 'g'::color$$; \
-         CREATE CAST (color_old AS color) WITH FUNCTION other(color_old)";
-    Postgres::run(&mut conn, setup).await;
-    let write = format!("{}INSERT INTO paint VALUES ('r', 1)", admissions(["p/g"]));
-    is_unfenced(in_transaction(&mut conn, &write).await, "paint", "p/r");
-    let write = format!("{}INSERT INTO paint VALUES ('r', 1)", admissions(["p/r"]));
-    in_transaction(&mut conn, &write).await.unwrap();
-}
-
 /// PL/pgSQL reserves these names, and SQL does not.
 #[tokio::test]
 async fn pattern_may_name_columns_with_reserved_names() {

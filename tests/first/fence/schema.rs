@@ -13,7 +13,7 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase, read},
-    fence::{is_stale, sku, token},
+    fence::{is_stale, sku, token, write_at_once},
     functions::{self, is_refused},
     http::{Answer, Server},
 };
@@ -39,49 +39,39 @@ async fn with_a_twin() -> Fresh<Postgres> {
 }
 
 #[tokio::test]
-async fn session_with_changed_search_path_refuses_stale_tokens() {
-    let db = with_a_twin().await;
-    let fence = db.fence();
-    let mut tx = begin(&fence, 7).await.unwrap();
-    // This changes the whole session, so the next request on the connection inherits the setting.
-    execute(&mut tx, "SET search_path = twin").await;
-    tx.commit().await.unwrap();
-    // Each call uses a fence without any cached refusal.
-    for token in [7, 6] {
-        let refused = begin(&fence, token).await;
-        assert_matches!(refused, Err(AdmitError::Stale(_)));
+async fn a_table_of_the_same_name_is_not_used() {
+    for (is_first, change) in [
+        (false, "SET search_path = twin"),
+        (true, "SET search_path = twin, public"),
+        (
+            true,
+            "CREATE TEMPORARY TABLE resources (LIKE tower_fence.resources)",
+        ),
+    ] {
+        // The pool has one connection, so each call has the changed session.
+        let db = with_a_twin().await;
+        let fence = db.fence();
+        if is_first {
+            db.execute(change).await;
+        }
+        let mut tx = begin(&fence, 7).await.unwrap();
+        if !is_first {
+            execute(&mut tx, change).await;
+        }
+        tx.commit().await.unwrap();
+        for token in [7, 6] {
+            for fence in [&fence, &db.fence()] {
+                let refused = begin(fence, token).await;
+                assert_matches!(refused, Err(AdmitError::Stale(_)));
+            }
+        }
+        fence.raise(&sku(), token(9)).await.unwrap();
+        assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8), "{change}");
+        let ours = "SELECT max_token FROM tower_fence.resources";
+        assert_eq!(db.number(ours).await, 8, "{change}");
+        let twins = "SELECT count(*) FROM twin.resources";
+        assert_eq!(db.number(twins).await, 0, "{change}");
     }
-    fence
-        .raise(&sku(), token(9))
-        .await
-        .expect("the raise was refused");
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
-    let twins = "SELECT count(*) FROM twin.resources";
-    assert_eq!(db.number(twins).await, 0);
-}
-
-#[tokio::test]
-async fn search_path_does_not_mislead_the_first_use() {
-    let db = with_a_twin().await;
-    db.execute("SET search_path = twin, public").await;
-    begin(&db.fence(), 8).await.unwrap().commit().await.unwrap();
-    let twins = "SELECT count(*) FROM twin.resources";
-    assert_eq!(db.number(twins).await, 0);
-    let ours = "SELECT max_token FROM tower_fence.resources";
-    assert_eq!(db.number(ours).await, 8);
-}
-
-#[tokio::test]
-async fn a_temporary_table_of_the_same_name_is_not_used() {
-    let db = Postgres::fresh(1).await;
-    let fence = db.fence();
-    db.execute("CREATE TEMPORARY TABLE resources (LIKE tower_fence.resources)")
-        .await;
-    begin(&fence, 7).await.unwrap().commit().await.unwrap();
-    let refused = begin(&fence, 7).await;
-    assert_matches!(refused, Err(AdmitError::Stale(_)));
-    let rows = "SELECT count(*) FROM tower_fence.resources";
-    assert_eq!(db.number(rows).await, 1);
 }
 
 #[tokio::test]
@@ -90,12 +80,7 @@ async fn tables_and_functions_may_live_in_any_schema() {
     let fence = db.fence_with(|fence| fence.schema("shop_2").unwrap());
     fence.migrate().await.unwrap();
     begin(&fence, 7).await.unwrap().commit().await.unwrap();
-    let insert = sqlx::query("INSERT INTO ledger SELECT 1 FROM fence RETURNING entry");
-    let written: Vec<(i64,)> = fence
-        .write(&sku(), token(8), TokenUse::SingleUse, insert)
-        .await
-        .unwrap();
-    assert_eq!(written, [(1,)]);
+    write_at_once(&fence, &sku(), 8).await;
     let call = "SELECT shop_2.admit('sku-1', 9)";
     assert_eq!(db.number(call).await, 9);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(9));

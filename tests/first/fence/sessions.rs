@@ -4,7 +4,7 @@ use axum::{Router, routing::post};
 use serde_json::json;
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
-    Fence, FenceLayer, PathParam, Resource, TokenUse, issuer,
+    Fence, FenceLayer, PathParam, Resource, issuer,
     lease::{Acquire, Leases, PostgresLeases},
 };
 
@@ -12,7 +12,7 @@ use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
-    fence::{begin, insert, sku, token, write},
+    fence::{begin, insert, sku, write, write_at_once},
     http::{Answer, Server},
     lease::LONG,
 };
@@ -110,15 +110,11 @@ async fn removed_prepared_statements_are_prepared_again() {
         let db = Postgres::fresh(1).await;
         let fence = db.fence_with(|fence| fence.reuse_connections(reuse));
         let leases = PostgresLeases::new(fence.clone());
-        let (sku, leased) = (sku(), Resource::new("leased").unwrap());
+        let leased = Resource::new("leased").unwrap();
         for round in 0..3 {
             let first = 10 * round + 1;
             write(&fence, first).await.unwrap();
-            let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry");
-            let query = query.bind(first + 1);
-            let single = fence.write(&sku, token(first + 1), TokenUse::SingleUse, query);
-            let written: Vec<(i64,)> = single.await.unwrap();
-            assert_eq!(written, [(first + 1,)]);
+            write_at_once(&fence, &sku(), first + 1).await;
             let lease = leases.acquire(&leased, Acquire::new(LONG)).await.unwrap();
             leases.release(&leased, &lease.id).await.unwrap();
             let mut tx = begin(&fence, first + 2).await;

@@ -2,7 +2,6 @@
 //! each store are tested in `every_store`.
 
 mod closing;
-mod nested;
 mod operators;
 mod refusals;
 mod signed;

@@ -1,10 +1,15 @@
-//! The routes for operators.
+//! The routes of the issuer: those for operators, and those below a path of the application.
 
 use axum::Router;
 use serde_json::{Value, json};
-use tower_fence::issuer::Issuer;
+use sqlx::Sqlite;
+use tower_fence::{
+    issuer::{self, Issuer},
+    lease::MemoryLeases,
+};
 
 use crate::support::{
+    database::TestDatabase,
     http::{Answer, Server},
     store::{TestStore, on_store},
 };
@@ -101,4 +106,19 @@ async fn router_without_operators_has_no_operator_routes<S: TestStore>() {
     assert_eq!(Answer::to(server.get("/locks")).await.status, 404);
     assert_eq!(Answer::to(server.post("/locks/a/break")).await.status, 404);
     assert_eq!(server.inspect("/locks/a").await["held"], true);
+}
+
+#[tokio::test]
+async fn parameters_of_the_application_precede_the_resource() {
+    let db = Sqlite::fresh(2).await;
+    for prefix in ["/{shop}/locks", "/{resource}/locks"] {
+        let leases = issuer::router(MemoryLeases::new(db.fence()));
+        let server = Server::start(Router::new().nest(prefix, leases)).await;
+        let granted = server.acquire("/red/locks/caf%C3%A9", json!({})).await;
+        assert_eq!(granted.status, 201, "{granted:?}");
+        assert_eq!(granted.json()["resource"], "caf\u{e9}");
+        let malformed = server.acquire("/red/locks/%FF", json!({})).await;
+        let problem = malformed.is_problem(422, "invalid-request");
+        assert_eq!(problem["field"], "resource");
+    }
 }

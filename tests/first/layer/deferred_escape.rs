@@ -22,7 +22,7 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE,
-    database::{Fresh, TestDatabase, pool_of},
+    database::{TestDatabase, WAITING_FOR_LOCK, pool_of},
     eventually,
     http::Server,
 };
@@ -94,12 +94,6 @@ async fn start(fence: Fence<Postgres>, signals: &Signals) -> Server {
     Server::start(app.route_layer(layer).layer(Extension(signals.clone()))).await
 }
 
-async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
-    let waiting = "SELECT count(*) FROM pg_stat_activity \
-        WHERE wait_event_type = 'Lock' AND datname = current_database()";
-    db.number(waiting).await
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn begin_after_the_response_is_refused() {
     let db = Postgres::fresh(4).await;
@@ -121,7 +115,7 @@ async fn begin_after_the_response_is_refused() {
     let answered_meanwhile = async {
         eventually!(
             "the task waits for the row",
-            waiting_for_locks(&db).await == 1
+            db.number(WAITING_FOR_LOCK).await == 1
         );
         signals.go_on.notify_one();
     };
@@ -171,7 +165,7 @@ async fn other_requests_wait_behind_a_begin_without_a_connection() {
         let write = |token| server.write("/r/begin", token);
         let meanwhile = async {
             for _ in 0..20 {
-                assert_eq!(waiting_for_locks(&db).await, 0);
+                assert_eq!(db.number(WAITING_FOR_LOCK).await, 0);
                 sleep(Duration::from_millis(10)).await;
             }
             signals.go_on.notify_one();

@@ -65,7 +65,13 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
     ("DROP TABLE tower_fence.leases CASCADE", &["/postgres/r"], "tower_fence.leases"),
     ("DROP TABLE tower_fence.epochs CASCADE", EPOCHS, "tower_fence.epochs"),
     ("ALTER TABLE tower_fence.resources ENABLE ROW LEVEL SECURITY", LAYER, "row-level security"),
-    ("ALTER TABLE tower_fence.resources SET UNLOGGED", ALL, "unlogged tables resources"),
+    (
+        // A crash of the server empties unlogged tables.
+        "ALTER TABLE tower_fence.resources SET UNLOGGED; ALTER TABLE tower_fence.leases SET UNLOGGED; \
+         ALTER TABLE tower_fence.queues SET UNLOGGED",
+        ALL,
+        "unlogged tables leases, queues, resources",
+    ),
     (
         // The policy applies to the owner as well, so the owner's functions do not see the rows
         // either.

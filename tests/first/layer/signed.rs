@@ -22,7 +22,6 @@ use tower_fence::{
     FenceLayer, FencedTx, Idempotency, InvalidResource, PathParam, PendingWrite, Resource, Token,
     TokenKey, TokenKeys,
     layer::{Refusal, Verification},
-    token_keys::Forged,
 };
 
 use crate::{
@@ -228,7 +227,6 @@ async fn verification_precedes_all_other_checks<DB: TestDatabase>() {
     let next = signed(&issuer, "a", 6);
     assert_eq!(send("POST", &next, Body::empty()).await.status(), 503);
     assert_eq!(asked.load(Ordering::SeqCst), before + 1);
-    assert!(!format!("{:?}", Forged::Unsigned).is_empty());
 }
 
 async fn repetition_with_a_removed_key_needs_a_new_lease<DB: TestDatabase>() {

@@ -29,12 +29,14 @@ async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::from(body)))
 }
 
+fn path(parts: &Parts) -> Result<Resource, InvalidResource> {
+    Resource::new(parts.uri.path())
+}
+
 /// A body whose type is not axum's is forwarded completely, with its length.
 #[tokio::test]
 async fn any_body_type_is_accepted() {
     let db = Sqlite::fresh(2).await;
-    let path =
-        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
     let mut stack = ServiceBuilder::new()
         .layer(FenceLayer::new(db.fence(), path))
         .service(service_fn(echo));
@@ -65,8 +67,6 @@ async fn service_error_is_replaced_if_the_fence_is_not_raised() {
     let proxy = Arc::new(Proxy::to(db.addr()).await);
     let pool = PgPool::connect(&proxy.url(&db.url)).await.unwrap();
     let fence = Fence::builder().pool_timeout(Duration::from_millis(300));
-    let path =
-        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
     let service = service_fn(move |_: Request<Body>| {
         proxy.set(Link::Cut);
         std::future::ready(Err::<Response<Body>, _>("the error of the service"))
@@ -83,8 +83,6 @@ async fn service_error_is_replaced_if_the_fence_is_not_raised() {
 async fn service_error_is_replaced_if_the_lock_is_kept() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
-    let path =
-        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
     let service = service_fn(async |request: Request<Body>| {
         let (mut parts, _) = request.into_parts();
         let tx = SqliteFencedTx::from_request_parts(&mut parts, &()).await;
@@ -151,8 +149,6 @@ async fn two_fences_on_two_databases_are_a_configuration_error() {
 #[tokio::test]
 async fn span_of_the_application_is_left_unchanged() {
     let db = Sqlite::fresh(2).await;
-    let path =
-        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
     let service = service_fn(async |_: Request<Body>| {
         tracing::warn!("handled");
         Ok::<_, Infallible>(Response::new(Body::empty()))

@@ -21,7 +21,7 @@ use crate::support::{
     eventually,
     lease::{
         LONG, grant, grant_and_release, is_held, is_lost, is_misconfigured, is_unavailable,
-        renew_for, sku,
+        make_each_call, renew_for, sku,
     },
     proxy::{Passage, Proxy, Sender},
     redis::{RedisServer, connect, with_leases},
@@ -77,16 +77,8 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
 #[tokio::test]
 async fn flushed_scripts_are_loaded_again() {
     let (server, _db, leases) = with_leases().await;
-    for _ in 0..2 {
-        let lease = grant(&leases, &sku(), LONG).await;
-        server.command(&["SCRIPT", "FLUSH"]).await;
-        renew_for(&leases, &lease, LONG).await;
-        server.command(&["SCRIPT", "FLUSH"]).await;
-        leases.inspect(&sku()).await.unwrap().unwrap();
-        server.command(&["SCRIPT", "FLUSH"]).await;
-        leases.release(&sku(), &lease.id).await.unwrap();
-        server.command(&["SCRIPT", "FLUSH"]).await;
-    }
+    let flush = async || drop(server.command(&["SCRIPT", "FLUSH"]).await);
+    make_each_call(&leases, flush).await;
 }
 
 #[tokio::test]
