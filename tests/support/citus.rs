@@ -48,8 +48,8 @@ impl Cluster {
 
     /// Starts the nodes without joining them, and without the extension on the coordinator.
     pub async fn apart() -> Self {
-        let coordinator = node().await;
-        let workers = vec![node().await, node().await];
+        let coordinator = node(0).await;
+        let workers = vec![node(1).await, node(2).await];
         for worker in &workers {
             execute(worker, "CREATE EXTENSION citus").await;
         }
@@ -221,7 +221,9 @@ impl Cluster {
     }
 }
 
-async fn node() -> PostgresServer {
+/// Starts a node. A fence recognizes the nodes of a cluster by their system identifiers, so each of
+/// them is of another kind.
+async fn node(kind: usize) -> PostgresServer {
     let programs = PathBuf::from(variable("TEST_CITUS"));
-    PostgresServer::start_from(programs, &[("pg_hba.conf", ACCESS)], SETTINGS).await
+    PostgresServer::start_from(programs, kind, &[("pg_hba.conf", ACCESS)], SETTINGS).await
 }
