@@ -6,18 +6,15 @@ use std::{
     os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
-    str::FromStr,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use fantoccini::{Client, ClientBuilder, Locator, wd::WebDriverCompatibleCommand};
-use hyper_util::client::legacy::connect::HttpConnector;
-use reqwest::Url;
+use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::support::eventually;
+use crate::support::{eventually, http::Answer};
 
 /// The driver that concurrent tests share. The last test stops it.
 static DRIVER: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
@@ -70,8 +67,23 @@ impl Drop for Driver {
 
 /// A browser with one window. It runs until the end of the test.
 pub struct Browser {
-    pub client: Client,
+    client: Client,
+    /// The URL of the session of WebDriver.
+    session: String,
     _driver: Arc<Driver>,
+}
+
+/// Sends a command of WebDriver, and returns its result.
+async fn result(request: RequestBuilder) -> Value {
+    let answer = Answer::to(request).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    answer.json()["value"].take()
+}
+
+/// Returns the id of an element in a result.
+fn id_of(element: &Value) -> String {
+    let id = &element["element-6066-11e4-a52e-4f735466cecf"];
+    id.as_str().unwrap().to_owned()
 }
 
 /// Runs a test in a browser. Closes the browser even if the test panics.
@@ -92,13 +104,13 @@ pub async fn in_browser(test: impl AsyncFnOnce(&Browser)) {
         "goog:loggingPrefs": { "browser": "ALL", "performance": "ALL" },
         "goog:chromeOptions": { "args": arguments },
     });
-    let client = ClientBuilder::new(HttpConnector::new())
-        .capabilities(capabilities.as_object().unwrap().clone())
-        .connect(&driver.url)
-        .await
-        .unwrap();
+    let client = Client::new();
+    let sessions = format!("{}/session", driver.url);
+    let capabilities = json!({ "capabilities": { "alwaysMatch": capabilities } });
+    let session = result(client.post(&sessions).json(&capabilities)).await;
     let browser = Browser {
-        client: client.clone(),
+        session: format!("{sessions}/{}", session["sessionId"].as_str().unwrap()),
+        client,
         _driver: driver,
     };
     let ended = {
@@ -106,13 +118,14 @@ pub async fn in_browser(test: impl AsyncFnOnce(&Browser)) {
         futures_util::FutureExt::catch_unwind(test).await
     };
     if ended.is_err() {
-        let source = client.source().await.unwrap_or_default();
+        let source = "return document.documentElement.outerHTML";
         eprintln!(
-            "the page was:\n{source}\nits log: {:?}",
+            "the page was:\n{}\nits log: {:?}",
+            browser.run(source).await.as_str().unwrap_or_default(),
             browser.log().await
         );
     }
-    let _ = client.close().await;
+    let _ = browser.client.delete(&browser.session).send().await;
     if let Err(panic) = ended {
         std::panic::resume_unwind(panic);
     }
@@ -123,39 +136,41 @@ pub fn pictures() -> Option<String> {
     std::env::var("TEST_PICTURES").ok()
 }
 
-/// A command that only ChromeDriver has.
-#[derive(Debug)]
-struct Own(&'static str, Value);
-
-impl WebDriverCompatibleCommand for Own {
-    fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, <Url as FromStr>::Err> {
-        base.join(&format!(
-            "session/{}/{}",
-            session.unwrap_or_default(),
-            self.0
-        ))
-    }
-
-    fn method_and_body(&self, _: &Url) -> (http::Method, Option<String>) {
-        (http::Method::POST, Some(self.1.to_string()))
-    }
-}
-
 impl Browser {
+    /// Sends a command of WebDriver that has no parameters, and returns its result.
+    pub async fn get(&self, command: &str) -> Value {
+        result(self.client.get(format!("{}/{command}", self.session))).await
+    }
+
+    /// Sends a command of WebDriver with these parameters, and returns its result.
+    pub async fn post(&self, command: &str, parameters: Value) -> Value {
+        let request = self.client.post(format!("{}/{command}", self.session));
+        result(request.json(&parameters)).await
+    }
+
     pub async fn goto(&self, url: &str) {
-        self.client.goto(url).await.unwrap();
+        self.post("url", json!({ "url": url })).await;
+    }
+
+    pub async fn back(&self) {
+        self.post("back", json!({})).await;
     }
 
     /// Runs a script, and returns its result.
     pub async fn run(&self, script: &str) -> Value {
-        self.client.execute(script, vec![]).await.unwrap()
+        self.run_with(script, json!([])).await
+    }
+
+    async fn run_with(&self, script: &str, arguments: Value) -> Value {
+        let parameters = json!({ "script": script, "args": arguments });
+        self.post("execute/sync", parameters).await
     }
 
     /// Returns the visible text of an element, or an empty string if there is no such element.
     pub async fn text(&self, css: &str) -> String {
         let script = "return document.querySelector(arguments[0])?.innerText ?? ''";
-        let text = self.client.execute(script, vec![css.into()]).await;
-        text.unwrap().as_str().unwrap_or_default().to_owned()
+        let text = self.run_with(script, json!([css])).await;
+        text.as_str().unwrap_or_default().to_owned()
     }
 
     /// Waits until an element contains this text.
@@ -171,34 +186,42 @@ impl Browser {
         eventually!(script, self.run(script).await == json!(true));
     }
 
+    /// Waits for an element, and returns its id.
+    async fn element(&self, css: &str) -> String {
+        let exists = "return Boolean(document.querySelector(arguments[0]))";
+        eventually!(
+            &format!("{css} exists"),
+            self.run_with(exists, json!([css])).await == true
+        );
+        let parameters = json!({ "using": "css selector", "value": css });
+        id_of(&self.post("element", parameters).await)
+    }
+
     pub async fn click(&self, css: &str) {
-        let element = self.client.wait().for_element(Locator::Css(css)).await;
-        element.unwrap().click().await.unwrap();
+        let id = self.element(css).await;
+        self.post(&format!("element/{id}/click"), json!({})).await;
     }
 
     pub async fn fill(&self, css: &str, text: &str) {
-        let element = self
-            .client
-            .wait()
-            .for_element(Locator::Css(css))
-            .await
-            .unwrap();
-        element.clear().await.unwrap();
-        element.send_keys(text).await.unwrap();
+        let id = self.element(css).await;
+        self.post(&format!("element/{id}/clear"), json!({})).await;
+        self.enter(&id, text).await;
     }
 
     /// Presses keys in the focused element.
     pub async fn press(&self, keys: &str) {
-        let focus = self.client.active_element().await.unwrap();
-        focus.send_keys(keys).await.unwrap();
+        let focus = id_of(&self.get("element/active").await);
+        self.enter(&focus, keys).await;
+    }
+
+    async fn enter(&self, id: &str, text: &str) {
+        let parameters = json!({ "text": text });
+        self.post(&format!("element/{id}/value"), parameters).await;
     }
 
     pub async fn devtools(&self, command: &str, parameters: Value) -> Value {
-        let body = json!({ "cmd": command, "params": parameters });
-        self.client
-            .issue_cmd(Own("goog/cdp/execute", body))
-            .await
-            .unwrap()
+        let parameters = json!({ "cmd": command, "params": parameters });
+        self.post("goog/cdp/execute", parameters).await
     }
 
     /// Sets the size of the window, in CSS pixels.
@@ -217,12 +240,12 @@ impl Browser {
 
     /// Returns the log of the browser since the previous call.
     pub async fn log(&self) -> Vec<String> {
-        let log = self
-            .client
-            .issue_cmd(Own("se/log", json!({ "type": "browser" })));
-        let log = log.await.unwrap_or_default();
-        let entries = log.as_array().cloned().unwrap_or_default();
-        entries.iter().map(Value::to_string).collect()
+        let log = self.post("se/log", json!({ "type": "browser" })).await;
+        log.as_array()
+            .unwrap()
+            .iter()
+            .map(Value::to_string)
+            .collect()
     }
 
     /// Checks that the browser has logged no errors except the expected ones, and that the page has
@@ -233,10 +256,7 @@ impl Browser {
         let is_expected = |line: &String| expected.iter().any(|text| line.contains(text));
         let wrong: Vec<_> = log.iter().filter(|line| !is_expected(line)).collect();
         assert!(wrong.is_empty(), "{wrong:#?}");
-        let requests = self
-            .client
-            .issue_cmd(Own("se/log", json!({ "type": "performance" })));
-        let requests = requests.await.unwrap();
+        let requests = self.post("se/log", json!({ "type": "performance" })).await;
         let mut asked = 0;
         for entry in requests.as_array().unwrap() {
             let message: Value = serde_json::from_str(entry["message"].as_str().unwrap()).unwrap();
@@ -266,7 +286,8 @@ impl Browser {
             .await;
         // The layout is complete after two frames.
         let drawn = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))";
-        self.client.execute_async(drawn, vec![]).await.unwrap();
+        self.post("execute/async", json!({ "script": drawn, "args": [] }))
+            .await;
         let parameters = json!({ "format": "png" });
         let picture = self.devtools("Page.captureScreenshot", parameters).await;
         let picture = BASE64_STANDARD

@@ -43,7 +43,7 @@ async fn names_are_shown_as_text_everywhere() {
         }
         let made = "return document.querySelectorAll('main img, main script, #leases-rows svg, #live-events svg, dialog svg').length";
         assert_eq!(browser.run(made).await, 0);
-        assert_eq!(browser.client.title().await.unwrap(), "tower-fence console");
+        assert_eq!(browser.get("title").await, "tower-fence console");
         // Even if the page inserted a script, its content security policy would allow only the
         // files of the page to run.
         let inline = "const made = document.createElement('script'); made.textContent = \"document.title = 'harmed'\"; \

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use fantoccini::key::Key;
 use serde_json::json;
 
 use super::{
@@ -11,6 +10,12 @@ use super::{
     service::Example,
 };
 use crate::support::eventually;
+
+// The keys of WebDriver.
+const TAB: &str = "\u{e004}";
+const ENTER: &str = "\u{e007}";
+const SHIFT: &str = "\u{e008}";
+const ESCAPE: &str = "\u{e00c}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn page_is_usable_with_a_keyboard_alone() {
@@ -26,7 +31,7 @@ async fn page_is_usable_with_a_keyboard_alone() {
         browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 2").await;
         let mut passed = vec![];
         while focus(browser).await != "Break the lease on sku-1" {
-            browser.press(&Key::Tab.to_string()).await;
+            browser.press(TAB).await;
             passed.push(focus(browser).await);
             assert!(passed.len() < 20, "{passed:?}");
             let outline = "return getComputedStyle(document.activeElement).outlineStyle";
@@ -35,10 +40,10 @@ async fn page_is_usable_with_a_keyboard_alone() {
         assert_eq!(passed[0], "Skip to the leases");
         assert!(passed.iter().any(|name| name == "leases-text"), "{passed:?}");
         // Enter (on the default button) and Escape cancel the question, and the focus returns.
-        for key in [Key::Enter, Key::Escape] {
-            browser.press(&Key::Enter.to_string()).await;
+        for key in [ENTER, ESCAPE] {
+            browser.press(ENTER).await;
             assert_eq!(focus(browser).await, "break-no");
-            browser.press(&key.to_string()).await;
+            browser.press(key).await;
             eventually!("the focus is back", focus(browser).await == "Break the lease on sku-1");
         }
         // The focus stays while the rows are refreshed.
@@ -46,11 +51,10 @@ async fn page_is_usable_with_a_keyboard_alone() {
         browser.shows("#leases-rows", "sku-0").await;
         assert_eq!(focus(browser).await, "Break the lease on sku-1");
 
-        browser.press(&Key::Enter.to_string()).await;
-        let back = Key::Shift.to_string() + &Key::Tab.to_string();
-        browser.press(&back).await;
+        browser.press(ENTER).await;
+        browser.press(&[SHIFT, TAB].concat()).await;
         assert_eq!(focus(browser).await, "break-yes");
-        browser.press(&Key::Enter.to_string()).await;
+        browser.press(ENTER).await;
         // The focused element no longer exists, so the focus moves to its table.
         eventually!("the focus is on the leases", focus(browser).await == "leases-title");
         assert!(!browser.text("#leases-rows").await.contains("sku-1"));
@@ -274,7 +278,7 @@ async fn hidden_or_left_page_resumes_when_visible() {
         browser.goto(&example.service.url("/")).await;
         browser.shows("#verdict-text", "Play the story").await;
         example.acquire("sku-1", "worker-a", 600_000).await;
-        browser.client.back().await.unwrap();
+        browser.back().await;
         browser.shows("#live-events", "sku-1").await;
         browser.shows("#connection", "live").await;
 
@@ -282,16 +286,16 @@ async fn hidden_or_left_page_resumes_when_visible() {
         let states = "const at = document.querySelector('#connection'); window.states = []; \
              new MutationObserver(() => states.push(at.dataset.state)).observe(at, { attributes: true })";
         browser.run(states).await;
-        let first = browser.client.window().await.unwrap();
+        let first = browser.get("window").await;
         for _ in 0..7 {
-            let other = browser.client.new_window(true).await.unwrap();
-            browser.client.switch_to_window(other.handle).await.unwrap();
+            let other = browser.post("window/new", json!({ "type": "tab" })).await;
+            browser.post("window", json!({ "handle": other["handle"] })).await;
             browser.goto(&example.console()).await;
             browser.shows("#live-events", "sku-1").await;
         }
         example.acquire("sku-2", "worker-b", 600_000).await;
         browser.shows("#leases-rows", "sku-2").await;
-        browser.client.switch_to_window(first).await.unwrap();
+        browser.post("window", json!({ "handle": first })).await;
         browser.shows("#live-events", "sku-2").await;
         // The hidden page has paused the feed, and has missed no event.
         let states = browser.run("return [...new Set(states)]").await;
