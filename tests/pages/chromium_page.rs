@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::{Database, Sqlite};
 
 use super::{
     browser::{Browser, in_browser, pictures},
@@ -15,12 +14,7 @@ use crate::support::{
     http::Answer,
 };
 
-on_both_databases!(
-    listed_lease_shows_waiters_and_breaks_after_confirmation,
-    lease_of_a_later_holder_is_not_broken,
-    events_are_shown_live_and_refusals_are_explained,
-    fence_is_reset_after_its_condition_is_confirmed,
-);
+on_both_databases!(listed_lease_shows_waiters_and_breaks_after_confirmation);
 
 async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
@@ -78,8 +72,9 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
     example.refuses(&lease, 1, 412, "stale-token").await;
 }
 
-async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
-    let example = Example::over::<DB>().await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_of_a_later_holder_is_not_broken() {
+    let example = Example::start().await;
     let lease = example.acquire("sku-1", "worker-a", 600_000).await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
@@ -132,10 +127,10 @@ async fn busy_for_a_minute(example: &Example) {
     }
 }
 
-async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
-    // One picture is enough, so only one of the databases makes it.
-    let pictured = pictures().is_some() && DB::NAME == Sqlite::NAME;
-    let example = Example::over::<DB>().await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_shown_live_and_refusals_are_explained() {
+    let pictured = pictures().is_some();
+    let example = Example::start().await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
         browser.shows("#connection", "live").await;
@@ -242,8 +237,9 @@ async fn many_writes_displace_no_event_of_a_lease() {
     .await;
 }
 
-async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
-    let example = Example::over::<DB>().await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fence_is_reset_after_its_condition_is_confirmed() {
+    let example = Example::start().await;
     let lease = example.acquire("sku-1", "worker-a", 600_000).await;
     let forged = "900000000000000;resource=\"sku-1\"";
     assert_eq!(example.write_with("sku-1", forged, 1).await.status, 200);

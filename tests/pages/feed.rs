@@ -9,7 +9,11 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 use tower_fence::problem::ProblemType;
 
 use super::service::Example;
-use crate::support::{eventually, http::Answer};
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    eventually,
+    http::Answer,
+};
 
 /// A page that follows the feed.
 struct Reader {
@@ -82,9 +86,10 @@ fn kinds(events: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-#[tokio::test]
-async fn events_arrive_in_order_with_their_explanation() {
-    let example = Example::start().await;
+on_both_databases!(events_arrive_in_order_with_their_explanation);
+
+async fn events_arrive_in_order_with_their_explanation<DB: TestDatabase>() {
+    let example = Example::over::<DB>().await;
     let mut reader = Reader::of(&example, "").await;
     let hello = reader.next().await.unwrap()["hello"].clone();
     let process = hello["process"].as_str().unwrap();
