@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use sqlx::{PgPool, Postgres};
 use tokio::time::sleep;
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    AdmitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
     fence::WriteError,
 };
 
@@ -195,33 +195,4 @@ async fn many_stale_writers_query_the_database_once() {
         matches!(write(&other_process, 15).await, Err(AdmitError::Stale(stale)) if stale.max_token == 20)
     );
     write(&other_process, 21).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_does_not_wait_for_the_resource() {
-    let db = Postgres::fresh(4).await;
-    let keys = FenceLayer::new(db.fence(), PathParam("r")).idempotent(Idempotency::optional());
-    let slow = async |_tx: PgFencedTx| sleep(Duration::from_secs(3)).await;
-    let app = Router::new()
-        .route("/fast/{r}", post(async |_tx: PgFencedTx| "done"))
-        .route("/slow/{r}", post(slow))
-        .route_layer(keys);
-    let server = Server::start(app).await;
-    let write = |path: &str, token: i64| {
-        let request = server.post(path).header("Fencing-Token", token);
-        Answer::to(request.header("Idempotency-Key", format!("\"{token}\"")))
-    };
-    assert_eq!(write("/fast/r", 1).await.status, 200);
-    let slow = tokio::spawn(write("/slow/r", 2));
-    eventually("the resource is in use", async || {
-        let idle = "SELECT count(*) FROM pg_stat_activity \
-                    WHERE state = 'idle in transaction' AND datname = current_database()";
-        db.number(idle).await == 1
-    })
-    .await;
-    let replay = write("/fast/r", 1).await;
-    assert_eq!(replay.text, "done");
-    assert!(replay.headers.contains_key("idempotent-replayed"));
-    assert!(!slow.is_finished(), "the replay waited for the resource");
-    assert_eq!(slow.await.unwrap().status, 200);
 }
