@@ -1,56 +1,37 @@
 //! A master that was replaced, and still answers on its open connections.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use sqlx::Sqlite;
-use tokio::{
-    io::copy_bidirectional,
-    net::{TcpListener, TcpStream},
-    sync::{Mutex, watch},
-    time::timeout,
-};
+use tokio::{sync::Mutex, time::timeout};
 use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases, Renew};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{LONG, grant, sku, wait},
+    proxy::Proxy,
     redis::RedisServer,
 };
 
-/// Returns a client of a server, and the sender that makes the client's address lead to another
-/// server, like that of a load balancer. Existing connections stay open.
-async fn client_of(
-    server: &RedisServer,
-    db: &Fresh<Sqlite>,
-) -> (RedisLeases, watch::Sender<SocketAddr>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("redis://{}", listener.local_addr().unwrap());
-    let (moves, leads_to) = watch::channel(server.addr());
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let server = *leads_to.borrow();
-            tokio::spawn(async move {
-                if let Ok(mut server) = TcpStream::connect(server).await {
-                    let _ = copy_bidirectional(&mut client, &mut server).await;
-                }
-            });
-        }
-    });
+/// Returns a client that reaches a server through a proxy.
+async fn client_of(server: &RedisServer, db: &Fresh<Sqlite>) -> (RedisLeases, Proxy) {
+    let proxy = Proxy::to(server.addr()).await;
+    let url = format!("redis://{}", proxy.addr);
     let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
-    (leases, moves)
+    (leases, proxy)
 }
 
 #[tokio::test]
 async fn connection_to_a_replaced_master_is_not_reused() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-    let (leases, moves) = client_of(&old, &db).await;
+    let (leases, proxy) = client_of(&old, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
 
     let port = new.addr().port().to_string();
     old.command(&["REPLICAOF", "127.0.0.1", &port]).await;
-    moves.send_replace(new.addr());
+    proxy.switch_new_to(new.addr());
     // Until the old master has the data of the new one, it can answer that the lease is held,
     // because this answer needs no write.
     let next = Mutex::new(None);
@@ -74,10 +55,10 @@ async fn connection_to_a_replaced_master_is_not_reused() {
 async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-    let (leases, moves) = client_of(&old, &db).await;
+    let (leases, proxy) = client_of(&old, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
     let move_to = async |from: &RedisServer, to: &RedisServer| {
-        moves.send_replace(to.addr());
+        proxy.switch_new_to(to.addr());
         from.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
     };
 
@@ -100,7 +81,7 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
             .await
             .is_ok_and(|held| held.is_none())
     );
-    moves.send_replace(new.addr());
+    proxy.switch_new_to(new.addr());
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, next.token);
 }
@@ -110,11 +91,11 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
 async fn waiter_at_a_replaced_master_is_served_after_discovery() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-    let (leases, moves) = client_of(&old, &db).await;
+    let (leases, proxy) = client_of(&old, &db).await;
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
 
-    moves.send_replace(new.addr());
+    proxy.switch_new_to(new.addr());
     old.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
     eventually!(
         "the new master answers",
