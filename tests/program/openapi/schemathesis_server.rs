@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use sqlx::Postgres;
 
-use super::schemathesis::{Spoiled, run};
+use super::schemathesis::{FIRST_PHASES, Spoiled, run};
 use crate::{
     program::{OPERATOR, Served, file, path},
     support::database::{Fresh, TestDatabase},
@@ -16,9 +16,6 @@ async fn server(db: &Fresh<Postgres>, arguments: &[&str]) -> Served {
     let limits = ["--max-wait", "50ms", "--log", "error"];
     Served::start(&db.url, &[&limits, arguments].concat()).await
 }
-
-/// The options for a run that needs only some of the phases.
-const FIRST_PHASES: [&str; 2] = ["--phases", "examples,coverage"];
 
 /// Returns the header of an operator.
 fn bearer() -> String {
