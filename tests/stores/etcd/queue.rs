@@ -122,18 +122,6 @@ async fn ended_queues_leave_nothing_behind() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_out_waiter_does_not_block_later_waiters() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = connect(&cluster.urls()[0], &db).await;
-    let first = grant(&leases, &sku(), LONG).await;
-    let short = join(&leases, Acquire::new(LONG).wait(Duration::from_secs(5))).await;
-    let later = wait(&leases, LONG).await;
-    short.await.unwrap().unwrap_err();
-    leases.release(&sku(), &first.id).await.unwrap();
-    granted(later).await;
-}
-
 /// The cost of a hand-off does not depend on the length of the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_first_waiter_sends_requests() {
