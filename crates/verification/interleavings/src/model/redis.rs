@@ -8,12 +8,9 @@ use std::{
     collections::{BTreeSet, VecDeque},
     io,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
-use shuttle::rand::{Rng, thread_rng};
-
-use super::{clock::sleep, step, sync::mpsc};
+use super::{pause, step, sync::mpsc};
 
 pub type RedisResult<T> = Result<T, RedisError>;
 
@@ -185,10 +182,4 @@ impl State {
         }
         listeners.len()
     }
-}
-
-async fn pause() {
-    step();
-    let ms = thread_rng().gen_range(0..2);
-    sleep(Duration::from_millis(ms)).await;
 }

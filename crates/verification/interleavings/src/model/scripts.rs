@@ -2,10 +2,11 @@
 //! server and its connections.
 
 pub mod scripts {
-    use std::time::Duration;
-
     use super::{
-        super::redis::{Asked, Redis, State},
+        super::{
+            FOR_EVER, held,
+            redis::{Asked, Redis, State},
+        },
         server::Server,
     };
     use crate::{
@@ -16,8 +17,6 @@ pub mod scripts {
         },
         token::{Resource, Token},
     };
-
-    const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
     pub struct Scripts {
         redis: Redis,
@@ -149,13 +148,8 @@ pub mod scripts {
 
         pub async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
             let script = |state: &mut State| {
-                state.lease.as_ref().map(|_| Held {
-                    token: Token::new(state.tokens).unwrap(),
-                    owner: None,
-                    ttl: FOR_EVER,
-                    waiters: state.queue.len() as u64,
-                    granted_at: None,
-                })
+                let lease = state.lease.as_ref();
+                lease.map(|_| held(state.tokens, state.queue.len()))
             };
             Ok(self.redis.run(script).await)
         }

@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use shuttle::rand::{Rng, thread_rng};
+use shuttle::{
+    future::yield_now,
+    rand::{Rng, thread_rng},
+};
 
 use super::{
     clock::{Instant, sleep},
@@ -216,11 +219,17 @@ impl<DB: Database> Pool<DB> {
         self.0.state().closed
     }
 
-    /// Whether all connections are in the pool.
-    pub fn is_whole(&self) -> bool {
-        let permits = self.0.permits.available_permits();
-        let state = self.0.state();
-        permits == self.0.options.connections as usize && state.idle.len() as u32 == state.size
+    /// Waits until all connections are in the pool. If one never returns, the search fails.
+    pub async fn is_whole(&self) {
+        let is_whole = || {
+            let permits = self.0.permits.available_permits();
+            let state = self.0.state();
+            permits == self.0.options.connections as usize && state.idle.len() as u32 == state.size
+        };
+        while !is_whole() {
+            sleep(Duration::from_millis(5)).await;
+            yield_now().await;
+        }
     }
 
     pub fn try_acquire(&self) -> Option<PoolConnection<DB>> {

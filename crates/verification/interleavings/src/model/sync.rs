@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync as real;
-pub use tokio::sync::{AcquireError, MutexGuard, SemaphorePermit, TryAcquireError};
+pub use tokio::sync::{AcquireError, MutexGuard, TryAcquireError};
 
 use super::step;
 
@@ -35,11 +35,6 @@ impl<T> Mutex<T> {
         step();
         self.0.lock().await
     }
-
-    pub fn try_lock(&self) -> Result<MutexGuard<'_, T>, real::TryLockError> {
-        step();
-        self.0.try_lock()
-    }
 }
 
 #[derive(Debug)]
@@ -59,11 +54,6 @@ impl Semaphore {
     pub fn available_permits(&self) -> usize {
         step();
         self.0.available_permits()
-    }
-
-    pub fn try_acquire(&self) -> Result<SemaphorePermit<'_>, TryAcquireError> {
-        step();
-        self.0.try_acquire()
     }
 
     pub fn try_acquire_owned(self: Arc<Self>) -> Result<OwnedSemaphorePermit, TryAcquireError> {
@@ -142,11 +132,6 @@ pub mod mpsc {
             self.send_at_once(value)
         }
 
-        pub fn is_closed(&self) -> bool {
-            step();
-            self.0.is_closed()
-        }
-
         /// Sends without a step.
         pub fn send_at_once(&self, value: T) -> Result<(), error::SendError<T>> {
             self.0.send(value)
@@ -160,11 +145,6 @@ pub mod mpsc {
     }
 
     impl<T> UnboundedReceiver<T> {
-        pub fn close(&mut self) {
-            step();
-            self.0.close();
-        }
-
         pub async fn recv(&mut self) -> Option<T> {
             step();
             self.0.recv().await
@@ -208,13 +188,6 @@ pub mod oneshot {
         }
     }
 
-    impl<T> Receiver<T> {
-        pub fn close(&mut self) {
-            step();
-            self.0.close();
-        }
-    }
-
     impl<T> Future for Receiver<T> {
         type Output = Result<T, real::error::RecvError>;
 
@@ -240,19 +213,9 @@ pub mod watch {
     #[derive(Debug, Clone)]
     pub struct Receiver<T>(real::Receiver<T>);
 
-    pub fn channel<T>(value: T) -> (Sender<T>, Receiver<T>) {
-        let (sender, receiver) = real::channel(value);
-        (Sender(sender), Receiver(receiver))
-    }
-
     impl<T> Sender<T> {
         pub fn new(value: T) -> Self {
             Self(real::Sender::new(value))
-        }
-
-        pub fn is_closed(&self) -> bool {
-            step();
-            self.0.is_closed()
         }
 
         pub fn borrow(&self) -> real::Ref<'_, T> {
@@ -285,11 +248,6 @@ pub mod watch {
         pub fn borrow_and_update(&mut self) -> real::Ref<'_, T> {
             step();
             self.0.borrow_and_update()
-        }
-
-        pub fn has_changed(&self) -> Result<bool, real::error::RecvError> {
-            step();
-            self.0.has_changed()
         }
 
         pub async fn wait_for(

@@ -11,17 +11,13 @@ use std::{
 
 use shuttle::rand::{Rng, thread_rng};
 
-use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
+use super::{FOR_EVER, Source, all, by_chance, resource, some_ms, tasks};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     lease::{Acquire, Announced, Lease, LeaseError, LeaseId, Leases, MemoryLeases, Renew},
     model::{clock::sleep, step, tokio::time::timeout},
     token::{Resource, Token},
 };
-
-fn resource() -> Resource {
-    Resource::new("sku-1").unwrap()
-}
 
 /// The row of a fence.
 #[derive(Default)]

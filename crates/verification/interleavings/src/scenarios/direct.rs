@@ -1,10 +1,6 @@
 //! Clients that connect and disconnect do not empty the pool. If a client disconnects while a
 //! connection is tested or opened for it, the connection still returns to the pool.
 
-use std::{sync::Arc, time::Duration};
-
-use shuttle::future::yield_now;
-
 use super::{FOR_EVER, all, some_ms, tasks};
 use crate::{
     fence::{conn::Connections, settings::Limits, sql::Names},
@@ -23,7 +19,7 @@ pub async fn disconnecting_clients_close_no_connection() {
     });
     // The pool has one open connection, and may open another one.
     drop(pool.acquire().await.unwrap());
-    is_whole(&pool).await;
+    pool.is_whole().await;
     let clients = tasks(5, |_| {
         let connections = Connections::new(pool.clone(), false, Names);
         async move {
@@ -39,16 +35,8 @@ pub async fn disconnecting_clients_close_no_connection() {
         }
     });
     all(clients).await;
-    is_whole(&pool).await;
+    pool.is_whole().await;
     // An acquisition may be abandoned after a second, so only closings in the first second are
     // counted.
     assert_eq!(pool.closed(), 0);
-}
-
-/// Waits until all connections are in the pool. If one never returns, the search fails.
-async fn is_whole(pool: &Pool<Model>) {
-    while !pool.is_whole() {
-        sleep(Duration::from_millis(5)).await;
-        yield_now().await;
-    }
 }

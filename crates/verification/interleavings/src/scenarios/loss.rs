@@ -8,7 +8,7 @@ use std::{
 
 use http::HeaderName;
 
-use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use super::{FOR_EVER, all, by_chance, resource, some_ms, tasks};
 use crate::{
     client::{
         held_lease::{Bounds, HeldLease},
@@ -17,12 +17,12 @@ use crate::{
     lease::{Lease, LeaseId},
     metrics,
     model::clock::{Instant, sleep},
-    token::{Resource, Token},
+    token::Token,
 };
 
 fn lease(ttl: Duration) -> Lease {
     Lease {
-        resource: Resource::new("sku-1").unwrap(),
+        resource: resource(),
         id: LeaseId::random(),
         token: Token::new(7).unwrap(),
         ttl,

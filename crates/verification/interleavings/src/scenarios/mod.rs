@@ -14,10 +14,8 @@ use std::time::Duration;
 
 use crate::{
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
-    model::{
-        clock::sleep,
-        runtime::{JoinHandle, spawn},
-    },
+    model::runtime::{JoinHandle, spawn},
+    token::Resource,
 };
 use shuttle::rand::{Rng, thread_rng};
 
@@ -39,6 +37,10 @@ impl Epochs for Source {
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
         Box::pin(async { Ok(SourceId::new("source").unwrap()) })
     }
+}
+
+fn resource() -> Resource {
+    Resource::new("sku-1").unwrap()
 }
 
 /// Returns one of these numbers of milliseconds, at random.

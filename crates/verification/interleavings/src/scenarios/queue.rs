@@ -1,15 +1,12 @@
 //! The queue of a resource: writes run one at a time and in order, and the queue is removed after
 //! the last write.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::SeqCst},
 };
 
-use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use super::{FOR_EVER, all, some_ms, tasks};
 use crate::{
     fence::local::queue::{QueueKey, Queues},
     model::{

@@ -86,14 +86,6 @@ impl Service {
         sleep(some_ms([0, 5, 12])).await;
         drop(in_use);
     }
-
-    /// Waits until all connections are in the pool. If one never returns, the search fails.
-    async fn is_whole(&self) {
-        while !self.pool.is_whole() {
-            sleep(Duration::from_millis(5)).await;
-            yield_now().await;
-        }
-    }
 }
 
 impl InUse {
@@ -113,51 +105,46 @@ impl Drop for InUse {
     }
 }
 
+/// Runs this number of tasks with one service. Afterwards, all connections are in the pool.
+async fn all_use<F: Future<Output = ()> + Send + 'static>(
+    service: Service,
+    count: usize,
+    task: impl Fn(Service, usize) -> F,
+) {
+    all(tasks(count, |n| task(service.clone(), n))).await;
+    service.pool.is_whole().await;
+}
+
 /// Each waiter without a timeout gets its turn.
 pub async fn every_waiter_gets_a_connection() {
-    let service = Service::new(0);
-    let writers = tasks(4, |_| {
-        let service = service.clone();
-        async move {
-            assert!(service.write(FOR_EVER).await);
-            assert!(service.write(FOR_EVER).await);
-        }
-    });
-    all(writers).await;
-    service.is_whole().await;
+    all_use(Service::new(0), 4, |service, _| async move {
+        assert!(service.write(FOR_EVER).await);
+        assert!(service.write(FOR_EVER).await);
+    })
+    .await;
 }
 
 /// Some waiters are dropped at any step, or time out. The others get their turn.
 pub async fn remaining_waiters_get_a_connection() {
-    let service = Service::new(0);
-    let writers = tasks(6, |n| {
-        let service = service.clone();
-        async move {
-            match n {
-                0 | 1 | 2 => assert!(service.write(FOR_EVER).await),
-                3 => while service.write(some_ms([1, 5, 12])).await && by_chance() {},
-                _ => drop(timeout(some_ms([0, 1, 5, 20]), service.write(FOR_EVER)).await),
-            }
+    all_use(Service::new(0), 6, |service, n| async move {
+        match n {
+            0 | 1 | 2 => assert!(service.write(FOR_EVER).await),
+            3 => while service.write(some_ms([1, 5, 12])).await && by_chance() {},
+            _ => drop(timeout(some_ms([0, 1, 5, 20]), service.write(FOR_EVER)).await),
         }
-    });
-    all(writers).await;
-    service.is_whole().await;
+    })
+    .await;
 }
 
 /// Other tasks of the application use connections of the same pool.
 pub async fn other_users_have_connections() {
-    let service = Service::new(0);
-    let all_tasks = tasks(5, |n| {
-        let service = service.clone();
-        async move {
-            match n {
-                0 | 1 | 2 => assert!(service.write(FOR_EVER).await),
-                _ => service.use_pool().await,
-            }
+    all_use(Service::new(0), 5, |service, n| async move {
+        match n {
+            0 | 1 | 2 => assert!(service.write(FOR_EVER).await),
+            _ => service.use_pool().await,
         }
-    });
-    all(all_tasks).await;
-    service.is_whole().await;
+    })
+    .await;
 }
 
 /// Even if there are always further writes, another task of the application gets a connection after
@@ -187,22 +174,17 @@ pub async fn application_gets_connections() {
         }
     });
     all(all_tasks).await;
-    service.is_whole().await;
+    service.pool.is_whole().await;
 }
 
 /// Some connections cannot be opened. A waiter that gets an error retries, and gets a connection.
 pub async fn some_connects_fail() {
-    let service = Service::new(4);
-    let writers = tasks(4, |_| {
-        let service = service.clone();
-        async move {
-            while !service.write(FOR_EVER).await {
-                yield_now().await;
-            }
+    all_use(Service::new(4), 4, |service, _| async move {
+        while !service.write(FOR_EVER).await {
+            yield_now().await;
         }
-    });
-    all(writers).await;
-    service.is_whole().await;
+    })
+    .await;
 }
 
 /// A runtime ends with all tasks that were spawned from it. The waiters of the other runtime get
@@ -223,5 +205,5 @@ pub async fn another_runtime_ends() {
     sleep(some_ms([0, 5, 20, 50])).await;
     other.end();
     all(writers).await;
-    service.is_whole().await;
+    service.pool.is_whole().await;
 }

@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::SeqCst},
 };
 
-use super::{all, some_ms, tasks};
+use super::{all, resource, some_ms, tasks};
 use crate::{
     fence::{
         claims::Claims,
@@ -18,7 +18,7 @@ use crate::{
         sqlx::Model,
         transaction::{Fate, Transaction},
     },
-    token::{Resource, Token},
+    token::Token,
 };
 use shuttle::rand::{Rng, thread_rng};
 
@@ -30,7 +30,7 @@ use shuttle::rand::{Rng, thread_rng};
 /// server, and another request could already use that session.
 pub async fn answer_stays_true() {
     let fate = Arc::<Fate>::default();
-    let claims = Claims::one(Resource::new("sku-1").unwrap(), Token::new(1).unwrap());
+    let claims = Claims::one(resource(), Token::new(1).unwrap());
     let slot = Slot::<Model>::new(Transaction::begin(&fate), claims, vec![]);
     let lent = Arc::new(AtomicBool::new(false));
     let escaped = Arc::new(AtomicBool::new(false));

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use super::{FOR_EVER, all, by_chance, resource, some_ms, tasks};
 use crate::{
     lease::{Acquire, Driver, Leases},
     model::{
@@ -18,7 +18,6 @@ use crate::{
     },
     postgres_queue::store::PostgresLeases,
     redis_queue::store::RedisBackend,
-    token::Resource,
 };
 
 pub async fn every_waiter_in_redis_gets_the_lease() {
@@ -37,11 +36,11 @@ pub async fn every_waiter_in_postgres_gets_the_lease() {
 
 /// Each waiter gets the lease. Leases do not expire, and no waiter polls, so a waiter that is not
 /// woken waits forever.
-async fn every_waiter_gets_the_lease<L: Leases + Clone>(
+pub async fn every_waiter_gets_the_lease<L: Leases + Clone>(
     processes: [L; 2],
     cut: impl Fn() + Clone + Send + 'static,
 ) {
-    let resource = Resource::new("sku-1").unwrap();
+    let resource = resource();
     let highest = Arc::new(AtomicI64::new(0));
     let mut holders = tasks(5, |n| {
         let (leases, highest, resource) =

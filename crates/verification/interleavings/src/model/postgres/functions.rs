@@ -9,7 +9,7 @@ use crate::{
         Held, LeaseError, Page,
         backend::{Ask, End, Granted, Renewal, Reply, Waits},
     },
-    model::sqlx,
+    model::{held, sqlx},
     token::{Resource, Token},
 };
 
@@ -116,13 +116,8 @@ impl Functions {
 
     pub async fn inspect(&self, _: &Resource) -> Result<Option<Held>, LeaseError> {
         let inspect = |state: &mut State| {
-            state.lease.as_ref().map(|_| Held {
-                token: Token::new(state.tokens).unwrap(),
-                owner: None,
-                ttl: FOR_EVER,
-                waiters: state.queue.len() as u64,
-                granted_at: None,
-            })
+            let lease = state.lease.as_ref();
+            lease.map(|_| held(state.tokens, state.queue.len()))
         };
         Ok(self.run(inspect).await)
     }

@@ -11,21 +11,17 @@ pub mod sessions;
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use shuttle::rand::{Rng, thread_rng};
 
 use super::{
-    clock::sleep,
+    FOR_EVER, pause,
     runtime::{Handle, spawn},
     step,
     sync::mpsc,
 };
 use crate::announce::LeaseDigest;
-
-/// The duration that is reported for a held lease. It is longer than any execution.
-pub const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
 /// A waiter or a holder.
 #[derive(Clone, Debug)]
@@ -126,10 +122,4 @@ impl State {
             return;
         }
     }
-}
-
-async fn pause() {
-    step();
-    let ms = thread_rng().gen_range(0..2);
-    sleep(Duration::from_millis(ms)).await;
 }
