@@ -7,19 +7,19 @@ use tower_fence_model::searches;
 
 const SEARCHES: [(&str, fn()); 7] = [
     // Three holders: 9.6 million states.
-    ("fence", searches::fence_in_large_bounds),
+    ("fence", searches::fence::large_bounds),
     // Three holders and a removal: 5 million states.
-    ("floors", searches::floors_in_large_bounds),
+    ("floors", searches::floors::large_bounds),
     // Three requests, two crashes and two failures.
-    ("keys", searches::keys_in_large_bounds),
+    ("keys", searches::keys::large_bounds),
     // 193 million states, most of them with three holders and two losses of Redis.
-    ("losses", searches::losses_in_large_bounds),
+    ("losses", searches::losses::large_bounds),
     // 87 million states: any loss, forged tokens and new tokens.
-    ("last-word", searches::last_word_in_large_bounds),
+    ("last-word", searches::last_word::large_bounds),
     // 135 million states, most of them with a restart on all nodes.
-    ("quorum", searches::quorum_in_large_bounds),
+    ("quorum", searches::quorum::large_bounds),
     // 14 million states.
-    ("etcd", searches::etcd_in_large_bounds),
+    ("etcd", searches::etcd::large_bounds),
 ];
 
 fn main() -> ExitCode {

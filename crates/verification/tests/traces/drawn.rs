@@ -48,9 +48,10 @@ impl Drawn {
     }
 }
 
-/// Returns the name of a step without its arguments.
+/// Returns the name of a step without its arguments. A loss or a request has the name of its kind.
 fn kind<S: Debug>(step: &S) -> String {
     let step = format!("{step:?}");
+    let step = step.trim_start_matches("Lose(").trim_start_matches("Ask(");
     let end = step.find(|letter: char| !letter.is_alphanumeric());
     step[..end.unwrap_or(step.len())].to_owned()
 }

@@ -5,18 +5,24 @@ use sqlx::Sqlite;
 use tower_fence::{
     Resource,
     epochs::Epoch,
-    lease::{Acquire, LeaseError, LeaseId, Leases, RedisLeases, Renew},
+    lease::{LeaseId, Leases, RedisLeases},
 };
-use tower_fence_model::lease::losses::{
-    Bounds, Loss, Losses, Step,
-    state::{Holder, Of, State},
+use tower_fence_model::lease::{
+    Kind, Of,
+    losses::{
+        Bounds, Loss, Losses, Step,
+        state::{Holder, State},
+    },
 };
 
-use super::drawn::Drawn;
+use super::{
+    drawn::Drawn,
+    lease_call::{call, real_token},
+};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, sku},
+    lease::sku,
     redis::{COUNTER, LEASE, RedisServer, dump, restore},
 };
 
@@ -30,7 +36,7 @@ const APART: [&str; 2] = ["sku-124", "tower-fence:{110}:lease:sku-124"];
 
 /// Returns the real token for a token of the model.
 fn token(model: u8) -> i64 {
-    i64::from(model / NUMBERS) * 1_000_000_000 + i64::from(model % NUMBERS)
+    real_token(model, NUMBERS)
 }
 
 /// The observed state: the epoch of the database, the token counter, and the token and the stamp of
@@ -80,54 +86,20 @@ impl Real {
 
     /// Takes a step, and returns the token in the answer.
     async fn take(&mut self, step: Step) -> Option<i64> {
-        let issuer = |number: u8| &self.issuers[usize::from(number)];
-        let answer = match step {
-            Step::Acquire { holder, issuer: of } => {
-                let request = Acquire::new(LONG).lease_id(self.ids[holder.0].clone());
+        match step {
+            Step::Ask(kind, holder, issuer) => {
+                let issuer = &self.issuers[usize::from(issuer)];
                 let resource = self.resource(holder.0);
-                issuer(of).acquire(&resource, request).await
-            }
-            Step::Renew {
-                holder,
-                issuer: of,
-                new_token,
-            } => {
-                let mut request = Renew::new(LONG);
-                if new_token {
-                    request = request.with_new_token();
-                }
-                let resource = self.resource(holder.0);
-                issuer(of)
-                    .renew(&resource, &self.ids[holder.0], request)
-                    .await
-            }
-            Step::Release { holder, issuer: of } => {
-                let resource = self.resource(holder.0);
-                match issuer(of).release(&resource, &self.ids[holder.0]).await {
-                    Ok(()) | Err(LeaseError::Lost { .. }) => {}
-                    Err(error) => panic!("{error:?}"),
-                }
-                return None;
+                return call(issuer, kind, &resource, &self.ids[holder.0]).await;
             }
             Step::LeaseExpires { resource, .. } => {
                 self.redis.command(&["DEL", LEASES[resource]]).await;
-                return None;
             }
-            Step::RedisIsSaved => {
-                self.saved = self.keys().await;
-                return None;
-            }
-            Step::Lose(loss) => {
-                self.lose(loss).await;
-                return None;
-            }
+            Step::RedisIsSaved => self.saved = self.keys().await,
+            Step::Lose(loss) => self.lose(loss).await,
             other => unreachable!("{other:?} is not drawn"),
-        };
-        match answer {
-            Ok(lease) => Some(lease.token.get()),
-            Err(LeaseError::Held { .. } | LeaseError::Lost { .. }) => None,
-            Err(error) => panic!("{error:?}"),
         }
+        None
     }
 
     async fn lose(&mut self, loss: Loss) {
@@ -219,12 +191,9 @@ fn expected(state: &State) -> Seen {
 }
 
 /// Returns the token with which the model answers a call.
-fn answer(before: &State, after: &State, step: Step) -> Option<i64> {
-    let (Step::Acquire { holder, .. } | Step::Renew { holder, .. }) = step else {
-        return None;
-    };
-    match (before.holders[holder.0], after.holders[holder.0]) {
-        (_, Holder::Holds(held)) => Some(token(held)),
+fn answer(after: &State, step: Step) -> Option<i64> {
+    match after.holders[asks(step)?.0] {
+        Holder::Holds(held) => Some(token(held)),
         _ => None,
     }
 }
@@ -232,7 +201,7 @@ fn answer(before: &State, after: &State, step: Step) -> Option<i64> {
 /// Returns the holder of a request whose caller may disconnect during it.
 fn asks(step: Step) -> Option<Of> {
     match step {
-        Step::Acquire { holder, .. } | Step::Renew { holder, .. } => Some(holder),
+        Step::Ask(Kind::Acquire | Kind::Renew { .. }, holder, _) => Some(holder),
         _ => None,
     }
 }
@@ -257,17 +226,9 @@ async fn walk(seed: u64, losses: &'static [Loss], drawn: &mut Drawn) {
             break;
         }
         drawn.was_possible(&steps);
-        for step in &steps {
-            if let Step::Lose(loss) = step {
-                drawn.was_possible(&[*loss]);
-            }
-        }
         let step = steps[random.random_range(0..steps.len())];
         let abandons = asks(step).filter(|_| random.random_ratio(1, 6));
         drawn.was_taken(&step);
-        if let Step::Lose(loss) = step {
-            drawn.was_taken(&loss);
-        }
         let mut answered = real.take(step).await;
         let next = match abandons {
             Some(holder) => {
@@ -281,7 +242,7 @@ async fn walk(seed: u64, losses: &'static [Loss], drawn: &mut Drawn) {
         story.push((step, abandons));
         let expects = match abandons {
             Some(_) => None,
-            None => answer(&state, &next, step),
+            None => answer(&next, step),
         };
         assert_eq!(
             (answered, real.seen().await),

@@ -6,17 +6,20 @@ use sqlx::Postgres;
 use tokio::sync::Mutex;
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
-    lease::{
-        Acquire, Announced, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases, PostgresLeases,
-        RedisLeases, Renew,
+    lease::{Announced, LeaseAdmin, LeaseId, Leases, MemoryLeases, PostgresLeases, RedisLeases},
+};
+use tower_fence_model::lease::{
+    Kind,
+    last_word::{
+        Bounds, LastWord, Loss, Step,
+        state::{Holder, State},
     },
 };
-use tower_fence_model::lease::last_word::{
-    Bounds, LastWord, Loss, Step,
-    state::{Holder, State},
-};
 
-use super::drawn::Drawn;
+use super::{
+    drawn::Drawn,
+    lease_call::{call, real_token},
+};
 use crate::support::{
     announced::NEIGHBOUR,
     database::{Fresh, TestDatabase},
@@ -31,7 +34,7 @@ const EPOCH: u8 = 16;
 
 /// Returns the real token for a token of the model.
 fn token(model: u8) -> i64 {
-    i64::from(model / EPOCH) * 1_000_000_000 + i64::from(model % EPOCH)
+    real_token(model, EPOCH)
 }
 
 /// The real database, fence and issuers.
@@ -61,32 +64,13 @@ impl<L: LeaseAdmin> Real<L> {
     }
 
     async fn take(&self, state: &State, step: Step) -> Answer {
-        let issuer = |number: u8| &self.issuers[usize::from(number)];
-        let answer = match step {
-            Step::Acquire { holder, issuer: of } => {
-                let request = Acquire::new(LONG).lease_id(self.ids[holder.0].clone());
-                issuer(of).acquire(&sku(), request).await
-            }
-            Step::Renew {
-                holder,
-                issuer: of,
-                new_token,
-            } => {
-                let mut request = Renew::new(LONG);
-                if new_token {
-                    request = request.with_new_token();
-                }
-                issuer(of).renew(&sku(), &self.ids[holder.0], request).await
-            }
-            Step::Release { holder, issuer: of } => {
-                match issuer(of).release(&sku(), &self.ids[holder.0]).await {
-                    Ok(()) | Err(LeaseError::Lost { .. }) => return Answer::Nothing,
-                    Err(error) => panic!("{error:?}"),
-                }
+        match step {
+            Step::Ask(kind, holder, issuer) => {
+                let issuer = &self.issuers[usize::from(issuer)];
+                return Answer::Token(call(issuer, kind, &sku(), &self.ids[holder.0]).await);
             }
             Step::LeaseExpires { .. } => {
                 assert!(self.issuers[0].break_lease(&sku(), None).await.unwrap());
-                return Answer::Nothing;
             }
             Step::Writes(holder) => {
                 let Holder::Holds(held) = state.holders[holder.0] else {
@@ -101,21 +85,16 @@ impl<L: LeaseAdmin> Real<L> {
                 };
                 return Answer::Admitted(self.write(token, token_use).await);
             }
-            Step::Reads(_) => return Answer::Nothing,
+            Step::Reads(_) => {}
             Step::NeighbourIsGranted => {
                 let neighbour = Resource::new(NEIGHBOUR).unwrap();
                 let lease = grant(&self.issuers[0], &neighbour, LONG).await;
                 let released = self.issuers[0].release(&neighbour, &lease.id).await;
                 released.unwrap();
-                return Answer::Nothing;
             }
             other => unreachable!("{other:?} is not drawn"),
-        };
-        match answer {
-            Ok(lease) => Answer::Token(Some(lease.token.get())),
-            Err(LeaseError::Held { .. } | LeaseError::Lost { .. }) => Answer::Token(None),
-            Err(error) => panic!("{error:?}"),
         }
+        Answer::Nothing
     }
 
     /// Writes under a token. Returns whether it was admitted.
@@ -155,12 +134,11 @@ fn expected(state: &State) -> (i64, i64, Option<i64>) {
 
 fn answer(before: &State, after: &State, step: Step) -> Answer {
     match step {
-        Step::Acquire { holder, .. } | Step::Renew { holder, .. } => {
-            Answer::Token(match after.holders[holder.0] {
-                Holder::Holds(held) => Some(token(held.token)),
-                _ => None,
-            })
-        }
+        Step::Ask(Kind::Release, ..) => Answer::Token(None),
+        Step::Ask(_, holder, _) => Answer::Token(match after.holders[holder.0] {
+            Holder::Holds(held) => Some(token(held.token)),
+            _ => None,
+        }),
         Step::Writes(_) | Step::Forge { .. } => {
             Answer::Admitted(before.database.value != after.database.value)
         }
@@ -168,21 +146,17 @@ fn answer(before: &State, after: &State, step: Step) -> Answer {
     }
 }
 
-const BOUNDS: Bounds = Bounds {
-    holders: 3,
-    issuers: 2,
-    losses: &[],
-    most: 0,
-    forged: 1,
-    next_is_forged: true,
-    neighbours: 2,
-    abandoned: 0,
-    delayed: 0,
-    renewals: true,
-    releases: true,
-    new_tokens: 4,
-    one_database: false,
-};
+fn bounds() -> Bounds {
+    Bounds {
+        forged: 1,
+        next_is_forged: true,
+        neighbours: 2,
+        renewals: true,
+        releases: true,
+        new_tokens: 4,
+        ..Bounds::default()
+    }
+}
 
 /// Whether Redis can execute a step as the model does. A snapshot must contain a token counter. A
 /// new epoch begins at the first grant, not at a restart.
@@ -224,11 +198,6 @@ async fn walk<L: LeaseAdmin>(
             break;
         }
         drawn.was_possible(&steps);
-        for step in &steps {
-            if let Step::Lose(loss) = step {
-                drawn.was_possible(&[*loss]);
-            }
-        }
         // If possible, half of the steps are reads and writes under a lease, because the
         // interesting steps follow them.
         let is_work = |step: &&Step| matches!(step, Step::Reads(_) | Step::Writes(_));
@@ -242,9 +211,6 @@ async fn walk<L: LeaseAdmin>(
         story.push(step);
         drawn.was_taken(&step);
         drawn.was_reached(&world, &next);
-        if let Step::Lose(loss) = step {
-            drawn.was_taken(&loss);
-        }
         let answered = match step {
             Step::RedisIsSaved | Step::Lose(_) => {
                 lose(&mut real, step).await;
@@ -277,7 +243,7 @@ async fn announced_leases_in_redis_match_the_model() {
             leases.announced_to(db.fence())
         };
         let issuers = [connect().await, connect().await];
-        walk(seed, BOUNDS, Real::new(db, issuers), &mut drawn, nothing).await;
+        walk(seed, bounds(), Real::new(db, issuers), &mut drawn, nothing).await;
     }
     drawn.are_all_but(&[]);
 }
@@ -293,7 +259,7 @@ async fn announced_leases_match_the_model_despite_losses_of_redis() {
     let bounds = Bounds {
         losses: LOSSES,
         most: 4,
-        ..BOUNDS
+        ..bounds()
     };
     let redis = RedisServer::start(&[]).await;
     let mut drawn = Drawn::default();
@@ -341,7 +307,7 @@ async fn announced_leases_in_the_process_match_the_model() {
         let db = Postgres::fresh(4).await;
         let leases = MemoryLeases::new(db.fence());
         let issuers = [(); 2].map(|()| leases.clone().announced_to(db.fence()));
-        walk(seed, BOUNDS, Real::new(db, issuers), &mut drawn, nothing).await;
+        walk(seed, bounds(), Real::new(db, issuers), &mut drawn, nothing).await;
     }
     drawn.are_all_but(&[]);
 }
@@ -351,7 +317,7 @@ async fn leases_in_postgres_match_the_model() {
     let mut drawn = Drawn::default();
     let bounds = Bounds {
         one_database: true,
-        ..BOUNDS
+        ..bounds()
     };
     for seed in 0..20 {
         let db = Postgres::fresh(8).await;

@@ -16,6 +16,7 @@ mod fence_real;
 mod fence_several;
 mod lease;
 mod lease_announced;
+mod lease_call;
 mod queue;
 mod quorum;
 mod quorum_nodes;

@@ -1,7 +1,5 @@
 //! Random walks through the model of a quorum, which real nodes execute.
 
-use std::fmt;
-
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tower_fence_model::quorum::{Bounds, Quorum, Step};
 
@@ -30,7 +28,7 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
         if steps.is_empty() {
             return;
         }
-        drawn.was_possible(&steps.iter().map(Kind).collect::<Vec<_>>());
+        drawn.was_possible(&steps);
         // If possible, half of the steps lead towards a grant.
         let is_grant = |step: &&Step| matches!(step, Step::Choose(..) | Step::Seal(..));
         let grants: Vec<_> = steps.iter().filter(is_grant).copied().collect();
@@ -43,7 +41,7 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
             continue;
         };
         story.push(step);
-        drawn.was_taken(&Kind(&step));
+        drawn.was_taken(&step);
         drawn.was_reached(&world, &next);
         let says_so = nodes.take(&world, &state, step, answer).await;
         let is_so = says_so && nodes.are_as(&next).await;
@@ -56,33 +54,6 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
             let is_so = says_so && nodes.are_as(&state).await;
             assert!(is_so, "by seed {seed}, {step:?} after {story:#?}");
         }
-    }
-}
-
-/// The kind of a step, for `Drawn`. The `Debug` form of a step is a sentence, so it does not
-/// contain the kind.
-struct Kind<'a>(&'a Step);
-
-impl fmt::Debug for Kind<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            Step::Take(..) => "Take",
-            Step::Begin(..) => "Begin",
-            Step::Choose(..) => "Choose",
-            Step::Seal(..) => "Seal",
-            Step::CleanUp(..) => "CleanUp",
-            Step::Renew(..) => "Renew",
-            Step::Release(..) => "Release",
-            Step::ReadKey(..) => "ReadKey",
-            Step::End(..) => "End",
-            Step::Expire(..) => "Expire",
-            Step::Evict(..) => "Evict",
-            Step::Flush(..) => "Flush",
-            Step::Save(..) => "Save",
-            Step::RestartEmpty(..) => "RestartEmpty",
-            Step::RestartFromDisk(..) => "RestartFromDisk",
-            Step::Promote(..) => "Promote",
-        })
     }
 }
 

@@ -47,6 +47,7 @@ impl World for Etcd {
 
     const NAME: &'static str = "Leases in etcd";
     const RULES: &'static [Rule] = Rule::ALL;
+    const BOUNDS_OF_RULES_ADD: bool = true;
 
     fn worlds() -> Vec<Self> {
         Bounds::small().into_iter().map(Self::new).collect()

@@ -49,8 +49,9 @@ impl Who {
     }
 }
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Attempt {
+    #[default]
     None,
     /// The request is in progress: the number of rows that it has read, and the rows that it has
     /// locked.
@@ -70,7 +71,7 @@ pub enum Step {
     AnswerFailure(Who),
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     pub max_token: [u8; 2],
     /// The amount of each resource.
@@ -143,14 +144,9 @@ impl Model for Several {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            max_token: [0; 2],
             amounts: [2; 2],
-            attempts: [Attempt::None; 4],
-            answered: [0; 2],
-            older_wrote: false,
             failures: self.failures,
-            transfers: 0,
-            refused: false,
+            ..State::default()
         }]
     }
 

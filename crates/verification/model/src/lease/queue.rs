@@ -18,12 +18,13 @@ rules! {
 
 const WAITERS: usize = 3;
 
-const fn issuer_of(waiter: usize) -> usize {
+pub const fn issuer_of(waiter: usize) -> usize {
     waiter / 2
 }
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Waiter {
+    #[default]
     New,
     Sleeps,
     Holds,
@@ -33,16 +34,17 @@ pub enum Waiter {
     Gone,
 }
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Lease {
     Free,
     /// The client that has never waited has the lease.
+    #[default]
     OfAnother,
     OfferedTo(usize),
     Of(usize),
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     pub lease: Lease,
     pub queue: Vec<usize>,
@@ -200,14 +202,8 @@ impl Model for Queue {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            lease: Lease::OfAnother,
-            queue: vec![],
-            waiters: [Waiter::New; WAITERS],
-            messages: [false; WAITERS],
             is_alive: [true; 2],
-            unconfirmed: None,
-            faults: 0,
-            lapsed: 0,
+            ..State::default()
         }]
     }
 

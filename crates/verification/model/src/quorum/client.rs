@@ -1,8 +1,6 @@
 //! The clients, and their conclusions from the answers. They model `crates/redlock/src/grant.rs`
 //! and `renew.rs`.
 
-use std::fmt;
-
 use super::{
     rules::{Rule, Rules},
     server::{Taken, Token},
@@ -84,20 +82,6 @@ impl Request {
     /// Whether the request is for another token of a held lease.
     pub const fn only_mine(&self) -> bool {
         matches!(self.wish, Wish::Another(_))
-    }
-}
-
-impl fmt::Display for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lease = char::from(b'a' + self.lease);
-        match self.wish {
-            Wish::Grant => write!(f, "{lease}")?,
-            Wish::Another(_) => write!(f, "{lease}, for another token,")?,
-        }
-        match self.attempt {
-            1 => Ok(()),
-            attempt => write!(f, " (attempt {attempt})"),
-        }
     }
 }
 

@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::{client::Request, state::Name};
 
-/// A step of a client, a node or the database. Steps of renewals, releases and breaks name their
-/// lease. Resources are numbered from 0.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// A step of a client, a node or the database. The numbers in a step of a renewal, a release or a
+/// break are the index of the call and the index of its lease. Resources are numbered from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A request takes a node. The flag is whether the key on the node has expired before the take.
     Take(Of, At, bool),
@@ -28,12 +28,12 @@ pub enum Step {
     Promote(At),
 }
 
-/// A request, with its index.
+/// A request, with its index. In a counterexample, its text is its lease and its attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Of(pub usize, pub Request);
 
 /// A server: a node, or its twin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct At {
     /// The index of the node in the state.
     pub node: usize,
@@ -54,54 +54,29 @@ impl Nodes {
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Debug for Of {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let twin = if self.is_twin { "the twin of " } else { "" };
+        let lease = char::from(b'a' + self.1.lease);
+        let wish = if self.1.only_mine() {
+            " for another token"
+        } else {
+            ""
+        };
+        write!(f, "{lease}{}{wish}", self.1.attempt)
+    }
+}
+
+impl fmt::Debug for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let twin = if self.is_twin { "twin of " } else { "" };
         write!(f, "{twin}node {}", self.name.0)
     }
 }
 
-impl fmt::Display for Nodes {
+impl fmt::Debug for Nodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("nodes")?;
         let mut names = (0..8).filter(|name| self.names & (1 << name) != 0);
         names.try_for_each(|name| write!(f, " {name}"))
-    }
-}
-
-/// The name of a lease.
-struct Lease(u8);
-
-impl fmt::Display for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", char::from(b'a' + self.0))
-    }
-}
-
-impl fmt::Debug for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Take(Of(_, who), at, false) => write!(f, "{who} takes {at}"),
-            Self::Take(Of(_, who), at, true) => {
-                write!(f, "{who} takes {at}, on which the key has expired")
-            }
-            Self::Begin(Of(_, who), at) => write!(f, "{who} begins its epoch on {at}"),
-            Self::Choose(Of(_, who), nodes) => write!(f, "{who} chooses a token by {nodes}"),
-            Self::Seal(Of(_, who), at) => write!(f, "{who} seals {at}"),
-            Self::CleanUp(Of(_, who), at) => {
-                write!(f, "{who} gives up, and cleans up {at}")
-            }
-            Self::Renew(_, who, at) => write!(f, "{} is renewed on {at}", Lease(who)),
-            Self::Release(_, who, at) => write!(f, "{} is released on {at}", Lease(who)),
-            Self::ReadKey(_, who, at) => write!(f, "a break of {} reads {at}", Lease(who)),
-            Self::End(_, who, at) => write!(f, "the break of {} ends it on {at}", Lease(who)),
-            Self::Expire(_, at) => write!(f, "the key on {at} expires"),
-            Self::Evict(at) => write!(f, "the counter of {at} is evicted"),
-            Self::Flush(at) => write!(f, "{at} is flushed"),
-            Self::Save(at) => write!(f, "{at} saves its data"),
-            Self::RestartEmpty(at) => write!(f, "{at} is restarted empty"),
-            Self::RestartFromDisk(at) => write!(f, "{at} is restarted with its saved data"),
-            Self::Promote(at) => write!(f, "a replica of {at} is promoted, and {at} continues"),
-        }
     }
 }

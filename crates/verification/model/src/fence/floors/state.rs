@@ -3,8 +3,9 @@
 
 use super::Floors;
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Resource {
+    #[default]
     R,
     S,
 }
@@ -40,8 +41,9 @@ pub enum Outcome {
 }
 
 /// The progress of a request on the server.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Attempt {
+    #[default]
     None,
     Sent(Use),
     /// The UPDATE of the request has found no row.
@@ -54,14 +56,15 @@ pub enum Attempt {
     Has(Use, bool),
 }
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Lease {
+    #[default]
     None,
     Held,
     Over,
 }
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Holder {
     /// The token; 0 before the grant.
     pub token: u8,
@@ -73,8 +76,9 @@ pub struct Holder {
     pub outcome: Option<Outcome>,
 }
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Removal {
+    #[default]
     None,
     /// The removal has read which leases are held. It keeps each row whose token is not below this
     /// token.
@@ -90,7 +94,7 @@ pub const MOVE: u8 = 10;
 /// The forged token of a client without a lease.
 pub const FORGED: u8 = 100;
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     /// The `max_token` of each row.
     pub rows: [Option<u8>; 2],
@@ -123,32 +127,15 @@ pub struct State {
 impl State {
     pub fn new(world: &Floors) -> Self {
         let holder = Holder {
-            token: 0,
-            lease: Lease::None,
-            resource: Resource::R,
-            attempt: Attempt::None,
             requests: world.requests,
-            outcome: None,
+            ..Holder::default()
         };
         Self {
-            rows: [None; 2],
-            floor: 0,
             holders: [holder; 3],
-            standby: None,
             failovers: world.failovers,
-            changed: false,
-            removal: Removal::None,
             removals: world.removals,
             strangers: world.strangers,
-            used: [false; 2],
-            highest_stale: [0; 2],
-            removed: [false; 2],
-            stale_wrote: false,
-            refused_for_nothing: false,
-            refused_by_floor: false,
-            written_after_removal: false,
-            failed_over: false,
-            written_after_failover: false,
+            ..Self::default()
         }
     }
 

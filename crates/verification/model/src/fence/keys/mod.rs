@@ -49,8 +49,9 @@ impl Request {
 }
 
 /// The progress of a request on the server.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Attempt {
+    #[default]
     None,
     Sent,
     /// The transaction of the request has claimed the key.
@@ -83,7 +84,7 @@ pub struct Kept {
     pub newer: u8,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     /// Whether tokens are single-use.
     pub single_use: bool,
@@ -159,12 +160,17 @@ impl Keys {
             requests: 3,
             crashes: 2,
             failures: 2,
-            failovers: 1,
-            expiries: 1,
-            newer: 1,
-            single_use: vec![true, false],
-            rules: Rules::default(),
+            ..Self::small()
         }
+    }
+
+    /// Returns one world for each kind of token.
+    fn parts(self) -> Vec<Self> {
+        let alone = |single_use: &bool| Self {
+            single_use: vec![*single_use],
+            ..self.clone()
+        };
+        self.single_use.iter().map(alone).collect()
     }
 }
 
@@ -194,14 +200,6 @@ impl World for Keys {
         self.rules = Rules::without(rule);
         self
     }
-
-    fn parts(self) -> Vec<Self> {
-        let alone = |single_use: &bool| Self {
-            single_use: vec![*single_use],
-            ..self.clone()
-        };
-        self.single_use.iter().map(alone).collect()
-    }
 }
 
 impl Model for Keys {
@@ -211,25 +209,10 @@ impl Model for Keys {
     fn init_states(&self) -> Vec<State> {
         let state = |single_use: &bool| State {
             single_use: *single_use,
-            max_token: 0,
-            record: None,
-            attempts: [Attempt::None; 4],
-            written: [0; 2],
-            expired: 0,
-            expiries: 0,
-            newer: 0,
             crashes: self.crashes,
             failures: self.failures,
             failovers: self.failovers,
-            standby: None,
-            is_behind: false,
-            answers: [None; 2],
-            answers_differ: false,
-            refused_done: false,
-            waits_for_ended: false,
-            replayed_when_stale: false,
-            replayed_after_failover: false,
-            failed: false,
+            ..State::default()
         };
         self.single_use.iter().map(state).collect()
     }

@@ -57,10 +57,19 @@ impl Writes {
                 repetitions: 1,
                 failures: 1,
                 failovers: 1,
-                ..Faults::NONE
+                ..Faults::default()
             },
             ..Self::small()
         }
+    }
+
+    /// Returns one world for each mode.
+    fn parts(self) -> Vec<Self> {
+        let alone = |mode: &Mode| Self {
+            modes: vec![*mode],
+            ..self.clone()
+        };
+        self.modes.iter().map(alone).collect()
     }
 }
 
@@ -82,7 +91,7 @@ impl World for Writes {
         let mut world = Self::small();
         match rule {
             Rule::OneTransaction => {
-                world.faults = Faults::NONE;
+                world.faults = Faults::default();
                 world.modes.retain(|mode| !mode.at_once);
             }
             Rule::Newer => world
@@ -98,14 +107,6 @@ impl World for Writes {
     fn leave_out(mut self, rule: Rule) -> Self {
         self.rules = Rules::without(rule);
         self
-    }
-
-    fn parts(self) -> Vec<Self> {
-        let alone = |mode: &Mode| Self {
-            modes: vec![*mode],
-            ..self.clone()
-        };
-        self.modes.iter().map(alone).collect()
     }
 }
 

@@ -42,7 +42,7 @@ pub const FORGED: u8 = 100;
 pub const MOVE: u8 = 10;
 
 /// The choices that define a world: the kinds of reads, tokens and writes.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Mode {
     /// Whether grants are announced and reads are plain. Otherwise, reads are fenced.
     pub announced: bool,
@@ -68,7 +68,7 @@ impl Mode {
 }
 
 /// The number of faults of each kind.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Faults {
     /// Second requests. A write is repeated if it had no answer or has failed.
     pub repetitions: u8,
@@ -82,18 +82,8 @@ pub struct Faults {
     pub strangers: u8,
 }
 
-impl Faults {
-    pub const NONE: Self = Self {
-        repetitions: 0,
-        failures: 0,
-        crashes: 0,
-        failovers: 0,
-        strangers: 0,
-    };
-}
-
 /// The row of the fence.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Row {
     pub max_token: u8,
     pub version: u8,
@@ -102,16 +92,17 @@ pub struct Row {
 }
 
 /// The committed data.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Database {
     pub row: Row,
     pub data: Data,
 }
 
 /// The progress of a holder before its write.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Stage {
     /// The holder waits for its grant.
+    #[default]
     Idle,
     Granted,
     /// The fence has refused its grant or its read.
@@ -136,8 +127,9 @@ impl Stage {
 }
 
 /// The answer that a holder has received to its write.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Verdict {
+    #[default]
     None,
     Done,
     Failed,
@@ -147,8 +139,9 @@ pub enum Verdict {
 }
 
 /// The progress of a request on the server.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub enum Attempt {
+    #[default]
     None,
     /// The request was sent, and may be delayed for any time.
     Sent,
@@ -176,7 +169,7 @@ pub enum Attempt {
     Over,
 }
 
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Holder {
     /// The token; 0 before the grant.
     pub token: u8,
@@ -188,7 +181,7 @@ pub struct Holder {
     pub attempts: [Attempt; 2],
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     pub mode: Mode,
     pub left: Faults,
@@ -211,32 +204,14 @@ pub struct State {
 
 impl State {
     pub fn new(mode: Mode, left: Faults) -> Self {
-        let holder = |token, stage| Holder {
-            token,
-            stage,
-            read: [0; 6],
-            verdicts: [Verdict::None; 2],
-            attempts: [Attempt::None; 2],
-        };
-        let idle = holder(0, Stage::Idle);
-        let row = Row {
-            max_token: 0,
-            version: 0,
-            timeline: 0,
-        };
-        let empty = Database { row, data: [0; 6] };
-        Self {
+        let mut state = Self {
             mode,
             left,
-            committed: empty,
-            standby: None,
-            timeline: 0,
-            holders: [idle, idle, idle, holder(FORGED, Stage::Ready)],
-            commits: [0; 6],
-            answered: 0,
-            older_admitted: false,
-            refused_for_nothing: false,
-        }
+            ..Self::default()
+        };
+        let stranger = state.holder_mut(Stranger);
+        (stranger.token, stranger.stage) = (FORGED, Stage::Ready);
+        state
     }
 
     pub fn holder(&self, who: Who) -> &Holder {

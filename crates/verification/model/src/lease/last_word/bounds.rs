@@ -52,17 +52,26 @@ impl Default for Bounds {
     }
 }
 
-/// Returns the bounds that a normal test run searches.
-pub fn small() -> Vec<Bounds> {
-    let two = Bounds {
+/// Returns bounds with two holders.
+pub(super) fn two() -> Bounds {
+    Bounds {
         holders: 2,
         ..Bounds::default()
-    };
-    let losing = |losses| Bounds {
+    }
+}
+
+/// Returns bounds with two holders and one of these losses.
+pub(super) fn losing(losses: &'static [Loss]) -> Bounds {
+    Bounds {
         most: 1,
         losses,
-        ..two
-    };
+        ..two()
+    }
+}
+
+/// Returns the bounds that a normal test run searches.
+pub fn small() -> Vec<Bounds> {
+    let two = two();
     let alone = Bounds { issuers: 1, ..two };
     let one = Bounds { holders: 1, ..two };
     vec![
@@ -152,10 +161,7 @@ pub fn small() -> Vec<Bounds> {
 
 /// Returns the bounds whose searches take minutes.
 pub fn large() -> Vec<Bounds> {
-    let two = Bounds {
-        holders: 2,
-        ..Bounds::default()
-    };
+    let two = two();
     let any = &[
         Loss::RedisRestarts,
         Loss::KeysAreCopiedBack,
@@ -174,16 +180,10 @@ pub fn large() -> Vec<Bounds> {
             delayed: 1,
             ..two
         },
+        losing(any),
         Bounds {
-            most: 1,
-            losses: any,
-            ..two
-        },
-        Bounds {
-            most: 1,
-            losses: any,
             new_tokens: 1,
-            ..two
+            ..losing(any)
         },
     ]
 }

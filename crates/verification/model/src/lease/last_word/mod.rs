@@ -45,19 +45,8 @@ impl LastWord {
 /// A step of a holder, an issuer, a server or the database.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    Acquire {
-        holder: Of,
-        issuer: u8,
-    },
-    Renew {
-        holder: Of,
-        issuer: u8,
-        new_token: bool,
-    },
-    Release {
-        holder: Of,
-        issuer: u8,
-    },
+    /// A holder sends a request to this issuer.
+    Ask(Kind, Of, u8),
     /// The caller disconnects, and the request continues.
     Abandon(Of),
     ScriptRuns(Of),
@@ -97,6 +86,7 @@ impl World for LastWord {
     type Rule = Rule;
     const NAME: &'static str = "Precedence of the fence";
     const RULES: &'static [Rule] = Rule::ALL;
+    const BOUNDS_OF_RULES_ADD: bool = true;
 
     fn worlds() -> Vec<Self> {
         small().into_iter().map(Self::within).collect()
@@ -167,19 +157,7 @@ impl Model for LastWord {
     fn next_state(&self, state: &State, step: Step) -> Option<State> {
         let mut state = state.clone();
         match step {
-            Step::Acquire { holder, issuer } => {
-                Self::ask(&mut state, holder, issuer, Kind::Acquire)
-            }
-            Step::Renew {
-                holder,
-                issuer,
-                new_token,
-            } => {
-                Self::ask(&mut state, holder, issuer, Kind::Renew { new_token });
-            }
-            Step::Release { holder, issuer } => {
-                Self::ask(&mut state, holder, issuer, Kind::Release)
-            }
+            Step::Ask(kind, holder, issuer) => Self::ask(&mut state, holder, issuer, kind),
             Step::Abandon(of) => {
                 state.abandoned += 1;
                 state.requests[HOLDERS] = state.requests[of.0].take();
@@ -212,7 +190,7 @@ impl Model for LastWord {
             Step::Lose(loss) => self.lose(&mut state, loss),
         }
         let mut counters = state.servers.iter().map(|server| server.counter / EPOCH);
-        if counters.any(|epoch| epoch > state.past.epoch) {
+        if counters.any(|epoch| epoch > state.past.epoch.max(1)) {
             state.past.breaks(Promise::OwnCounter);
         }
         Some(state)

@@ -18,27 +18,23 @@ impl LastWord {
         let issuers = if first { 1 } else { self.bounds.issuers };
         let of = Of(holder);
         for issuer in 0..issuers {
-            let renews_with = |new_token| Step::Renew {
-                holder: of,
-                issuer,
-                new_token,
-            };
+            let mut ask = |kind| steps.push(Step::Ask(kind, of, issuer));
             match state.holders[holder] {
                 Holder::New | Holder::Asks => {
                     // A holder whose grant was not answered acquires the lease once more.
                     if usize::from(state.grants) <= self.bounds.holders {
-                        steps.push(Step::Acquire { holder: of, issuer });
+                        ask(Kind::Acquire);
                     }
                 }
                 Holder::Holds(_) => {
                     if self.bounds.releases {
-                        steps.push(Step::Release { holder: of, issuer });
+                        ask(Kind::Release);
                     }
                     if self.bounds.renewals {
-                        steps.push(renews_with(false));
+                        ask(Kind::Renew { new_token: false });
                     }
                     if state.new_tokens < self.bounds.new_tokens {
-                        steps.push(renews_with(true));
+                        ask(Kind::Renew { new_token: true });
                     }
                 }
                 Holder::Done => {}
@@ -111,14 +107,7 @@ impl LastWord {
         if self.needs_no_announcement(state, &request, token) {
             return self.answer(state, of, &request, token);
         }
-        put(
-            state,
-            of,
-            Request {
-                phase: Phase::Took(token),
-                ..request
-            },
-        );
+        put(state, of, Phase::Took(token), request);
     }
 
     fn needs_no_announcement(&self, state: &State, request: &Request, token: u8) -> bool {
@@ -165,12 +154,12 @@ impl LastWord {
                 _ => return,
             },
         };
-        put(state, of, Request { phase, ..request });
+        put(state, of, phase, request);
     }
 
     /// Takes a token from the store that is above all tokens that the fence has received.
     pub(super) fn take_higher(&self, state: &mut State, of: Of) {
-        let request = take(state, of);
+        let mut request = take(state, of);
         let Phase::Superseded(next) = request.phase else {
             unreachable!("the token was superseded");
         };
@@ -187,16 +176,8 @@ impl LastWord {
         if follows {
             server.counter = token;
         }
-        let higher = request.higher + 1;
-        put(
-            state,
-            of,
-            Request {
-                phase: Phase::Took(token),
-                higher,
-                ..request
-            },
-        );
+        request.higher += 1;
+        put(state, of, Phase::Took(token), request);
     }
 
     /// Checks again that the lease is still held, and answers.
@@ -214,14 +195,7 @@ impl LastWord {
                 self.answer(state, of, &request, token);
             }
             Some((_, now)) if now == token => self.answer(state, of, &request, token),
-            Some((_, now)) => put(
-                state,
-                of,
-                Request {
-                    phase: Phase::Took(now),
-                    ..request
-                },
-            ),
+            Some((_, now)) => put(state, of, Phase::Took(now), request),
         }
     }
 
@@ -309,8 +283,8 @@ pub(super) fn take(state: &mut State, of: Of) -> Request {
         .expect("the request is in progress")
 }
 
-fn put(state: &mut State, of: Of, request: Request) {
-    state.requests[of.0] = Some(request);
+fn put(state: &mut State, of: Of, phase: Phase, request: Request) {
+    state.requests[of.0] = Some(Request { phase, ..request });
 }
 
 pub(super) fn server_of<'a>(state: &'a mut State, request: &Request) -> &'a mut Server {

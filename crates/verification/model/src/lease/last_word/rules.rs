@@ -1,6 +1,9 @@
 //! The promises, the rules, and the bounds in which each rule is needed.
 
-use super::{Bounds, LastWord, Loss};
+use super::{
+    Bounds, LastWord, Loss,
+    bounds::{losing, two},
+};
 use crate::search::{self, promises, rules};
 
 promises! {
@@ -34,16 +37,8 @@ rules! {
 impl Rule {
     /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn bounds(self) -> Bounds {
-        let two = Bounds {
-            holders: 2,
-            ..Bounds::default()
-        };
+        let two = two();
         let alone = Bounds { issuers: 1, ..two };
-        let losing = |losses| Bounds {
-            most: 1,
-            losses,
-            ..two
-        };
         match self {
             Self::Announce | Self::Raise => alone,
             Self::OnDisk => losing(&[Loss::DatabaseCrashes]),

@@ -9,7 +9,7 @@ pub use crate::lease::{Kind, Of};
 
 pub const HOLDERS: usize = 3;
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     pub holders: [Holder; HOLDERS],
     /// The request for which each holder waits. The last entry is a request whose caller has
@@ -38,39 +38,6 @@ pub struct State {
     pub delays: u8,
     pub new_tokens: u8,
     pub past: Past,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        let server = Server {
-            counter: EPOCH,
-            lease: None,
-        };
-        Self {
-            holders: Default::default(),
-            requests: Default::default(),
-            delayed: None,
-            issuers: Default::default(),
-            servers: [server.clone(), server],
-            master: 0,
-            saved: None,
-            database: Database::default(),
-            disk: Database::default(),
-            standby: None,
-            losses: 0,
-            reconnects: 0,
-            grants: 0,
-            forged: 0,
-            neighbours: 0,
-            abandoned: 0,
-            delays: 0,
-            new_tokens: 0,
-            past: Past {
-                epoch: 1,
-                ..Past::default()
-            },
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
@@ -111,6 +78,15 @@ pub struct Server {
     pub lease: Option<(u8, u8)>,
 }
 
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            counter: EPOCH,
+            lease: None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Request {
     pub id: u8,
@@ -142,7 +118,7 @@ pub enum Phase {
 pub struct Past {
     /// The tokens that were returned to clients, each with its lease.
     pub answered: Vec<(u8, u8)>,
-    /// The highest assigned epoch.
+    /// The highest epoch that was assigned after the first one.
     pub epoch: u8,
     /// The number of the last write.
     pub writes: u8,

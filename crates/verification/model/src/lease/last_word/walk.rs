@@ -4,7 +4,7 @@ use stateright::Model;
 
 use super::{
     LastWord, Step,
-    state::{Holder, Of, State},
+    state::{Holder, Kind, Of, State},
 };
 
 impl LastWord {
@@ -15,8 +15,8 @@ impl LastWord {
         self.actions(state, &mut steps);
         let holders = state.holders.iter().enumerate();
         for (holder, _) in holders.filter(|(_, holder)| matches!(holder, Holder::Holds(_))) {
-            let holder = Of(holder);
-            steps.extend((0..self.bounds.issuers).map(|issuer| Step::Acquire { holder, issuer }));
+            let ask = |issuer| Step::Ask(Kind::Acquire, Of(holder), issuer);
+            steps.extend((0..self.bounds.issuers).map(ask));
         }
         steps
     }

@@ -48,92 +48,69 @@ impl Default for Bounds {
     }
 }
 
-/// Returns the bounds that a normal test run searches.
-pub fn small() -> Vec<Bounds> {
-    let two = Bounds {
+/// Returns bounds with two holders.
+pub(super) fn two() -> Bounds {
+    Bounds {
         holders: 2,
         ..Bounds::default()
+    }
+}
+
+/// Returns bounds with two holders and these losses.
+pub(super) fn losing(most: u8, losses: &'static [Loss]) -> Bounds {
+    Bounds {
+        most,
+        losses,
+        ..two()
+    }
+}
+
+/// Returns the bounds that a normal test run searches.
+pub fn small() -> Vec<Bounds> {
+    let alone = |bounds| Bounds {
+        issuers: 1,
+        ..bounds
     };
-    let alone = Bounds { issuers: 1, ..two };
+    let promoted_and_flushed = losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed]);
     vec![
         Bounds {
             renewals: true,
             releases: true,
             new_tokens: 1,
-            ..two
+            ..two()
         },
         Bounds {
             abandoned: 1,
             numbers: 2,
-            ..two
+            ..two()
         },
-        Bounds {
-            losses: &[Loss::RedisIsFlushed],
-            most: 1,
-            ..two
-        },
-        Bounds {
-            losses: ANY_OF_REDIS,
-            most: 1,
-            ..two
-        },
-        Bounds {
-            losses: &[Loss::DatabaseCrashes, Loss::RedisIsFlushed],
-            most: 2,
-            ..two
-        },
-        Bounds {
-            losses: &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed],
-            most: 2,
-            ..two
-        },
+        losing(1, &[Loss::RedisIsFlushed]),
+        losing(1, ANY_OF_REDIS),
+        losing(2, &[Loss::DatabaseCrashes, Loss::RedisIsFlushed]),
+        promoted_and_flushed,
         Bounds {
             notices: true,
-            losses: &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed],
-            most: 2,
-            ..two
+            ..promoted_and_flushed
         },
         Bounds {
             renewals: true,
-            losses: &[Loss::KeysAreCopiedBack],
-            most: 1,
-            ..alone
+            ..alone(losing(1, &[Loss::KeysAreCopiedBack]))
         },
-        Bounds {
-            losses: &[Loss::StandbyIsPromoted, Loss::KeysAreCopiedBack],
-            most: 2,
-            ..alone
-        },
-        Bounds {
-            losses: &[Loss::ReplicaIsPromoted],
-            most: 1,
-            ..two
-        },
-        Bounds {
-            losses: &[Loss::ReplicaIsPromoted, Loss::RedisIsFlushed],
-            most: 2,
-            ..two
-        },
+        alone(losing(
+            2,
+            &[Loss::StandbyIsPromoted, Loss::KeysAreCopiedBack],
+        )),
+        losing(1, &[Loss::ReplicaIsPromoted]),
+        losing(2, &[Loss::ReplicaIsPromoted, Loss::RedisIsFlushed]),
         Bounds {
             applications: 2,
-            losses: &[Loss::RedisIsFlushed],
-            most: 2,
-            ..two
+            ..losing(2, &[Loss::RedisIsFlushed])
         },
     ]
 }
 
 /// Returns the bounds whose searches take minutes.
 pub fn large() -> Vec<Bounds> {
-    let two = Bounds {
-        holders: 2,
-        ..Bounds::default()
-    };
-    let losing = |most, losses| Bounds {
-        most,
-        losses,
-        ..two
-    };
     vec![
         Bounds {
             holders: 3,

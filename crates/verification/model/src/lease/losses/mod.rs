@@ -65,19 +65,8 @@ impl Losses {
 /// A step of a holder, an issuer, a server or the database.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    Acquire {
-        holder: Of,
-        issuer: u8,
-    },
-    Renew {
-        holder: Of,
-        issuer: u8,
-        new_token: bool,
-    },
-    Release {
-        holder: Of,
-        issuer: u8,
-    },
+    /// A holder sends a request to this issuer.
+    Ask(Kind, Of, u8),
     /// The caller disconnects, and the request continues.
     Abandon(Of),
     ScriptRuns(Of),
@@ -106,6 +95,7 @@ impl World for Losses {
     type Rule = Rule;
     const NAME: &'static str = "Leases and losses";
     const RULES: &'static [Rule] = Rule::ALL;
+    const BOUNDS_OF_RULES_ADD: bool = true;
 
     fn worlds() -> Vec<Self> {
         small().into_iter().map(Self::within).collect()
@@ -176,16 +166,7 @@ impl Model for Losses {
     fn next_state(&self, state: &State, step: Step) -> Option<State> {
         let mut state = state.clone();
         match step {
-            Step::Acquire { holder, issuer } => self.ask(&mut state, holder, issuer, Kind::Acquire),
-            Step::Renew {
-                holder,
-                issuer,
-                new_token,
-            } => {
-                state.new_tokens += u8::from(new_token);
-                self.ask(&mut state, holder, issuer, Kind::Renew { new_token });
-            }
-            Step::Release { holder, issuer } => self.ask(&mut state, holder, issuer, Kind::Release),
+            Step::Ask(kind, holder, issuer) => self.ask(&mut state, holder, issuer, kind),
             Step::Abandon(of) => {
                 state.abandoned += 1;
                 state.requests[HOLDERS] = state.requests[of.0].take();

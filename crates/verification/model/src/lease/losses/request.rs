@@ -22,22 +22,18 @@ impl Losses {
             if self.application(issuer) != self.application(number) {
                 continue;
             }
+            let mut ask = |kind| steps.push(Step::Ask(kind, of, issuer));
             match state.holders[holder] {
-                Holder::New | Holder::Asks => steps.push(Step::Acquire { holder: of, issuer }),
+                Holder::New | Holder::Asks => ask(Kind::Acquire),
                 Holder::Holds(_) => {
-                    let renews_with = |new_token| Step::Renew {
-                        holder: of,
-                        issuer,
-                        new_token,
-                    };
                     if self.bounds.releases {
-                        steps.push(Step::Release { holder: of, issuer });
+                        ask(Kind::Release);
                     }
                     if self.bounds.renewals {
-                        steps.push(renews_with(false));
+                        ask(Kind::Renew { new_token: false });
                     }
                     if state.new_tokens < self.bounds.new_tokens {
-                        steps.push(renews_with(true));
+                        ask(Kind::Renew { new_token: true });
                     }
                 }
                 Holder::Done => {}
@@ -46,11 +42,11 @@ impl Losses {
     }
 
     pub(super) fn ask(&self, state: &mut State, Of(holder): Of, issuer: u8, kind: Kind) {
-        state.holders[holder] = match (kind, state.holders[holder]) {
-            (Kind::Acquire, _) => Holder::Asks,
-            (Kind::Renew { .. }, same) => same,
-            (Kind::Release, _) => Holder::Done,
-        };
+        match kind {
+            Kind::Acquire => state.holders[holder] = Holder::Asks,
+            Kind::Renew { new_token } => state.new_tokens += u8::from(new_token),
+            Kind::Release => state.holders[holder] = Holder::Done,
+        }
         let id = u8::try_from(holder).expect("there are few holders");
         let seen = state.issuers[usize::from(issuer)].seen;
         state.requests[holder] = Some(Request {

@@ -1,6 +1,9 @@
 //! The promises, the rules, and the bounds in which each rule is needed.
 
-use super::{Bounds, Loss, Losses};
+use super::{
+    Bounds, Loss, Losses,
+    bounds::{losing, two},
+};
 use crate::search::{self, promises, rules};
 
 promises! {
@@ -37,15 +40,6 @@ rules! {
 impl Rule {
     /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn bounds(self) -> Bounds {
-        let two = Bounds {
-            holders: 2,
-            ..Bounds::default()
-        };
-        let losing = |most, losses| Bounds {
-            most,
-            losses,
-            ..two
-        };
         let alone = |bounds| Bounds {
             issuers: 1,
             ..bounds
@@ -61,7 +55,7 @@ impl Rule {
             Self::AboveTheCounter => Bounds {
                 abandoned: 1,
                 numbers: 2,
-                ..two
+                ..two()
             },
             Self::NotAhead => Bounds {
                 holders: 3,
@@ -97,16 +91,16 @@ impl Rule {
             },
             Self::Source => Bounds {
                 applications: 2,
-                ..two
+                ..two()
             },
             Self::RenewCompares => Bounds {
                 renewals: true,
-                ..two
+                ..two()
             },
             Self::ReleaseCompares => Bounds {
                 renewals: true,
                 releases: true,
-                ..two
+                ..two()
             },
         }
     }
