@@ -221,28 +221,22 @@ impl<'a, R: Real> Trace<'a, R> {
     /// Checks the `max_token` of a refusal. The crate may refuse a token because of a cached value.
     /// This value may be lower than the current one, but not lower than the token.
     fn is_refusal(&self, token: i64, stale: Stale, after: &State) {
+        let why = self.description();
         let known = token..=real_token(after.committed.row.max_token);
-        assert!(
-            known.contains(&stale.0),
-            "{stale:?}: {}",
-            self.description()
-        );
+        assert!(known.contains(&stale.0), "{stale:?}: {why}");
     }
 
     async fn compare(&self) {
+        let why = self.description();
         let max_token = self.real.max_token(&self.resource).await.unwrap();
-        assert_eq!(max_token, self.max_token(), "{}", self.description());
+        assert_eq!(max_token, self.max_token(), "{why}");
         let n = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
         let n = self.real.database().number(&n).await;
-        assert_eq!(
-            n,
-            number(self.state.committed.data),
-            "{}",
-            self.description()
-        );
+        assert_eq!(n, number(self.state.committed.data), "{why}");
     }
 
     async fn take(&mut self, step: Step, after: &State) {
+        let why = self.description();
         match step {
             // After a failover, the old epochs are stale.
             Step::Grant(_) if after.timeline > 0 => {
@@ -253,17 +247,17 @@ impl<'a, R: Real> Trace<'a, R> {
                     .real
                     .announce(&self.resource, self.token_of(after, who), who);
                 let expected = after.holder(who).stage != Stage::Superseded;
-                assert_eq!(announced.await, expected, "{}", self.description());
+                assert_eq!(announced.await, expected, "{why}");
             }
             Step::AdmitRead(who) => self.admit_read(who, after).await,
             Step::Read(who) => self.take_read(who, after).await,
             Step::CommitRead(who) => match self.reads.remove(&who).unwrap() {
                 FencedRead::Request(mut call, _) => {
                     let answer = call.answer(StatusCode::OK, "").await;
-                    assert_eq!(answer.status, StatusCode::OK, "{}", self.description());
+                    assert_eq!(answer.status, StatusCode::OK, "{why}");
                 }
                 FencedRead::Transaction(open) => {
-                    assert!(self.real.commit(open).await, "{}", self.description());
+                    assert!(self.real.commit(open).await, "{why}");
                 }
             },
             Step::EndRead(who) => {
@@ -292,11 +286,11 @@ impl<'a, R: Real> Trace<'a, R> {
                 let expected = after.attempt(who, request) == Attempt::Admitted;
                 match admitted.await {
                     Ok(open) => {
-                        assert!(expected, "{}", self.description());
+                        assert!(expected, "{why}");
                         self.open.insert(key, open);
                     }
                     Err(stale) => {
-                        assert!(!expected, "{}", self.description());
+                        assert!(!expected, "{why}");
                         self.is_refusal(token, stale, after);
                     }
                 }
@@ -304,15 +298,11 @@ impl<'a, R: Real> Trace<'a, R> {
             Step::Write(who, request) if !self.is_single(who, request) => {
                 let sql = self.statement(who, request);
                 let open = self.open.get_mut(&(who, request)).unwrap();
-                assert!(
-                    self.real.execute(open, &sql).await,
-                    "{}",
-                    self.description()
-                );
+                assert!(self.real.execute(open, &sql).await, "{why}");
             }
             Step::Commit(who, request) if !self.is_single(who, request) => {
                 let open = self.open.remove(&(who, request)).unwrap();
-                assert!(self.real.commit(open).await, "{}", self.description());
+                assert!(self.real.commit(open).await, "{why}");
             }
             Step::SwallowError(who, request) => {
                 let open = self.open.get_mut(&(who, request)).unwrap();
@@ -325,13 +315,13 @@ impl<'a, R: Real> Trace<'a, R> {
             }
             Step::CommitAborted(who, request) => {
                 let open = self.open.remove(&(who, request)).unwrap();
-                assert!(!self.real.commit(open).await, "{}", self.description());
+                assert!(!self.real.commit(open).await, "{why}");
             }
             Step::CommitFails(who, request) if has_sessions::<R::DB>() => {
                 let mut open = self.open.remove(&(who, request)).unwrap();
                 let session = self.real.number(&mut open, SESSION).await;
                 end_sessions(self.real.database(), &format!("pid = {session}")).await;
-                assert!(!self.real.commit(open).await, "{}", self.description());
+                assert!(!self.real.commit(open).await, "{why}");
             }
             Step::Crash if has_sessions::<R::DB>() => self.end_all().await,
             Step::FallBehind => {
@@ -369,7 +359,7 @@ impl<'a, R: Real> Trace<'a, R> {
                 let token = self.token_of(after, who);
                 let raised = self.real.raise(&self.resource, token).await;
                 let expected = token > real_token(after.committed.row.max_token);
-                assert_eq!(raised.is_ok(), expected, "{}", self.description());
+                assert_eq!(raised.is_ok(), expected, "{why}");
             }
             // The other steps do not reach the database.
             _ => {}

@@ -3,7 +3,7 @@
 
 use tower_fence::{
     Resource,
-    epochs::{Epoch, Epochs},
+    epochs::{Epoch, Epochs, partition_of},
 };
 
 use crate::support::database::{Fresh, TestDatabase};
@@ -34,7 +34,7 @@ pub async fn forget<DB: TestDatabase>(db: &Fresh<DB>) {
 
 /// Takes the next epoch for the partition of a resource.
 pub async fn hand_out<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) {
-    let partition = crc32fast::hash(resource.as_str().as_bytes()).to_le_bytes()[0];
+    let partition = partition_of(resource);
     let epoch = db.fence().next_epoch(partition, Epoch::FIRST).await;
     assert!(epoch.unwrap() > Epoch::new(1_001).unwrap());
 }

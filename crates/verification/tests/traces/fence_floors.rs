@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::{Postgres, Sqlite};
-use tower_fence::{LiveTokens, TokenUse};
+use tower_fence::{LiveTokens, TokenUse, epochs::partition_of};
 use tower_fence_model::{
     Model,
     fence::{
@@ -128,8 +128,9 @@ struct Trace<'a, R: Real> {
 impl<'a, R: Partition> Trace<'a, R> {
     fn begin(real: &'a R, world: &'a Floors, partition: u8) -> Self {
         let names = (0..).map(|n| format!("{partition}-{n}"));
-        let mut names = names.filter(|name| crc32fast::hash(name.as_bytes()) as u8 == partition);
-        let mut name = || tower_fence::Resource::new(names.next().unwrap()).unwrap();
+        let names = names.map(|name| tower_fence::Resource::new(name).unwrap());
+        let mut names = names.filter(|name| partition_of(name) == partition);
+        let mut name = || names.next().unwrap();
         Self {
             real,
             world,
@@ -189,7 +190,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                     go(&mut state, Step::Insert(who))?;
                 }
                 let attempt = state.holders[who as usize].attempt;
-                if matches!(attempt, Attempt::Has(Use::Raise, _)) && !R::STAY_OPEN {
+                if matches!(attempt, Attempt::Has(Use::Raise, _)) && R::IS_CRATE {
                     go(&mut state, Step::Commit(who))?;
                 }
             }
@@ -202,7 +203,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                     None => go(&mut state, Step::RollBackRemoval)?,
                     Some(remove) => {
                         go(&mut state, *remove)?;
-                        if !R::STAY_OPEN {
+                        if R::IS_CRATE {
                             go(&mut state, Step::CommitRemoval)?;
                         }
                     }
@@ -338,6 +339,7 @@ impl<'a, R: Partition> Trace<'a, R> {
     }
 
     async fn take_removal(&mut self, before: &State) {
+        let why = self.description();
         let remove = self.taken.iter().rev().find_map(|step| match step {
             Step::Remove(resource) => Some(Some(*resource)),
             Step::Ask => Some(None),
@@ -365,12 +367,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                 lowest,
             })
             .await;
-        assert_eq!(
-            removed,
-            u64::from(remove.is_some()),
-            "{}",
-            self.description()
-        );
+        assert_eq!(removed, u64::from(remove.is_some()), "{why}");
         self.removed += removed;
         match open {
             Some(open) if remove.is_none() => {
@@ -384,6 +381,7 @@ impl<'a, R: Partition> Trace<'a, R> {
     }
 
     async fn compare(&self) {
+        let why = self.description();
         let db = self.real.database();
         for (name, expected) in self.names.iter().zip(self.state.rows) {
             let found = self.real.max_token(name).await;
@@ -395,35 +393,20 @@ impl<'a, R: Partition> Trace<'a, R> {
             let rows =
                 format!("SELECT count(*) FROM tower_fence.resources WHERE resource = '{name}'");
             let rows = db.number(&rows).await;
-            assert_eq!(
-                rows,
-                i64::from(expected.is_some()),
-                "{name}: {}",
-                self.description()
-            );
+            assert_eq!(rows, i64::from(expected.is_some()), "{name}: {why}");
             // A row with the old timeline is moved to the new one when it is used.
             let found = match self.is_behind(name).await {
                 true => found.map(|found| found.max(HIGHEST_STALE)),
                 false => found,
             };
-            assert_eq!(
-                found,
-                expected.map(real_token),
-                "{name}: {}",
-                self.description()
-            );
+            assert_eq!(found, expected.map(real_token), "{name}: {why}");
         }
         let floor = format!(
             "SELECT floor FROM tower_fence.floors WHERE partition = {}",
             self.partition
         );
         let floor = db.number(&floor).await;
-        assert_eq!(
-            floor,
-            real_token(self.state.floor),
-            "{}",
-            self.description()
-        );
+        assert_eq!(floor, real_token(self.state.floor), "{why}");
     }
 
     async fn age(&self, by: &str) {

@@ -9,7 +9,7 @@ use tower_fence_model::fence::floors::{FORGED, MOVE};
 
 use super::{
     fence_failover,
-    fence_real::{Crate, Functions, Real, Stale, Writes},
+    fence_real::{Crate, Functions, Real, Stale, Writes, refusal},
 };
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -26,10 +26,7 @@ pub struct Idle {
 
 /// The steps that only the floors model has.
 pub trait Partition: Real {
-    /// Whether raises and removals leave their transactions open.
-    const STAY_OPEN: bool;
-
-    /// Raises the fence. Returns the open transaction, if it stays open.
+    /// Raises the fence. Returns the open transaction, if it stays open, as with the functions.
     async fn open_raise(
         &self,
         name: &tower_fence::Resource,
@@ -43,8 +40,6 @@ pub trait Partition: Real {
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
 impl<DB: Writes> Partition for Crate<DB> {
-    const STAY_OPEN: bool = false;
-
     async fn open_raise(
         &self,
         name: &tower_fence::Resource,
@@ -62,8 +57,6 @@ impl<DB: Writes> Partition for Crate<DB> {
 }
 
 impl Partition for Functions {
-    const STAY_OPEN: bool = true;
-
     async fn open_raise(
         &self,
         name: &tower_fence::Resource,
@@ -74,7 +67,7 @@ impl Partition for Functions {
             Ok(_) => Ok(Some(conn)),
             Err(refused) => {
                 self.roll_back(conn).await;
-                Err(Stale(refused.problem["max_token"].as_i64().unwrap()))
+                Err(refusal(refused))
             }
         }
     }

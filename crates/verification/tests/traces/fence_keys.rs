@@ -389,33 +389,24 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
 
     /// Waits until a request is admitted or answered, and checks the result.
     async fn goes_on(&mut self, request: Request, before: &State) {
+        let why = self.description();
         let event = self.call(request).next().await;
         if self.state.attempts[request as usize] == Attempt::Admitted {
-            assert_eq!(event, Event::Called, "{}", self.description());
+            assert_eq!(event, Event::Called, "{why}");
             return;
         }
         let Event::Answered(answer) = event else {
-            panic!("{event:?}: {}", self.description());
+            panic!("{event:?}: {why}");
         };
         let expected = match before.record {
             Some(record) if record.body == request.body() => StatusCode::CREATED,
             Some(_) => StatusCode::UNPROCESSABLE_ENTITY,
             None => StatusCode::PRECONDITION_FAILED,
         };
-        assert_eq!(
-            answer.status,
-            expected,
-            "{answer:?}: {}",
-            self.description()
-        );
+        assert_eq!(answer.status, expected, "{answer:?}: {why}");
         if expected == StatusCode::CREATED {
             let stored = before.record.and_then(|record| record.answer).unwrap();
-            assert_eq!(
-                answer.text,
-                text(request.body(), stored),
-                "{}",
-                self.description()
-            );
+            assert_eq!(answer.text, text(request.body(), stored), "{why}");
             assert!(answer.is_replay);
         }
     }
@@ -503,10 +494,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         let max_token =
             format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
         let max_token = self.db.number(&max_token).await;
-        let expected = match state.max_token {
-            HIGHEST_STALE => fence_failover::HIGHEST_STALE,
-            token => token.into(),
-        };
+        let expected = fence_failover::real_token(state.max_token, HIGHEST_STALE);
         assert_eq!(max_token, expected, "{}", self.description());
         // The number is ten times the number of valid records, plus the number of valid records
         // with this response.

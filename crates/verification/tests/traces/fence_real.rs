@@ -1,10 +1,11 @@
 //! The implementations that execute the steps of a trace: the crate over a database, and the SQL
 //! functions.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::DerefMut};
 
 use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, Postgres, Sqlite, pool::PoolConnection, query,
+    AssertSqlSafe, Connection, Database, PgConnection, Postgres, Sqlite, pool::PoolConnection,
+    query,
 };
 use tokio::task::JoinHandle;
 use tower_fence::{
@@ -31,7 +32,7 @@ pub struct Stale(pub i64);
 pub trait Real {
     type DB: TestDatabase;
     /// An open transaction that was admitted.
-    type Open;
+    type Open: DerefMut<Target = <Self::DB as Database>::Connection>;
     /// Whether this is the crate, not the SQL functions. With the functions, an announcement is a
     /// raise. If a function refuses a request, its effect on the row is rolled back with the
     /// transaction of the caller.
@@ -48,10 +49,14 @@ pub trait Real {
     ) -> Result<Self::Open, Stale>;
 
     /// Executes a statement. Returns whether it succeeded.
-    async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool;
+    async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool {
+        Self::DB::execute(open, sql).await.is_ok()
+    }
 
     /// Reads one number.
-    async fn number(&self, open: &mut Self::Open, sql: &str) -> i64;
+    async fn number(&self, open: &mut Self::Open, sql: &str) -> i64 {
+        Self::DB::number(open, sql).await.unwrap()
+    }
 
     /// Commits. Returns whether the COMMIT was confirmed.
     async fn commit(&self, open: Self::Open) -> bool;
@@ -143,14 +148,6 @@ impl<DB: Writes> Real for Crate<DB> {
     ) -> Result<FencedTx<DB>, Stale> {
         let begun = self.fences[&key].begin(resource, token(presented), token_use);
         begun.await.map_err(stale)
-    }
-
-    async fn execute(&self, open: &mut FencedTx<DB>, sql: &str) -> bool {
-        DB::execute(open, sql).await.is_ok()
-    }
-
-    async fn number(&self, open: &mut FencedTx<DB>, sql: &str) -> i64 {
-        DB::number(open, sql).await.unwrap()
     }
 
     async fn commit(&self, open: FencedTx<DB>) -> bool {
@@ -251,14 +248,6 @@ impl Real for Functions {
         }
     }
 
-    async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool {
-        Postgres::execute(open, sql).await.is_ok()
-    }
-
-    async fn number(&self, open: &mut Self::Open, sql: &str) -> i64 {
-        Postgres::number(open, sql).await.unwrap()
-    }
-
     async fn commit(&self, mut open: Self::Open) -> bool {
         // COMMIT succeeds in an aborted transaction, but a statement before it fails.
         let is_sound = open.ping().await.is_ok() && self.execute(&mut open, "SELECT 1").await;
@@ -298,7 +287,7 @@ impl Real for Functions {
     }
 }
 
-fn refusal(refused: functions::Refused) -> Stale {
+pub fn refusal(refused: functions::Refused) -> Stale {
     assert_eq!(refused.code, "TF412", "{refused:?}");
     Stale(refused.problem["max_token"].as_i64().unwrap())
 }

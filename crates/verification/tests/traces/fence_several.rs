@@ -236,6 +236,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     }
 
     async fn take(&mut self, steps: &[Step], before: &State) {
+        let why = self.description();
         match steps[0] {
             Step::Begin(who) => self.send(who),
             Step::Commit(who) => {
@@ -259,14 +260,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 self.kept = None;
                 let event = self.call(who).next().await;
                 let Event::Answered(answer) = event else {
-                    panic!("{event:?}: {}", self.description());
+                    panic!("{event:?}: {why}");
                 };
-                assert_eq!(
-                    answer.status,
-                    StatusCode::CONFLICT,
-                    "{}",
-                    self.description()
-                );
+                assert_eq!(answer.status, StatusCode::CONFLICT, "{why}");
             }
             Step::Admit(..) => unreachable!("{before:?}"),
         }

@@ -10,7 +10,7 @@ use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use redis::aio::{MultiplexedConnection, PubSub};
 use tower_fence_model::{
     Model,
-    lease::queue::{Lease, Queue, State, Step, Waiter},
+    lease::queue::{Lease, Queue, State, Step, Waiter, issuer_of},
     search::Rules,
 };
 
@@ -116,10 +116,6 @@ const ANOTHER: &str = "another";
 
 fn id(waiter: usize) -> String {
     format!("waiter-{waiter}")
-}
-
-const fn issuer_of(waiter: usize) -> usize {
-    waiter / 2
 }
 
 struct Redis {
