@@ -31,32 +31,20 @@ type Test<'a> = (&'static str, Box<dyn Fn() + 'a>);
 /// A check with its name. It takes a seed, and panics if it fails.
 type Check = (&'static str, fn(u64));
 
+macro_rules! checks {
+    ($($module:ident::$check:ident,)+) => {
+        [$((concat!("checker::", stringify!($check)), $module::$check as fn(u64)),)+]
+    };
+}
+
 /// The checks of the checker itself. They run before the fault run, with the same seed.
-const CHECKS: [Check; 6] = [
-    (
-        "checker::each_kind_of_bad_history_is_found",
-        bad_histories::each_kind_of_bad_history_is_found,
-    ),
-    (
-        "checker::a_failover_may_lose_the_last_writes_with_all_that_is_newer",
-        bad_failovers::a_failover_may_lose_the_last_writes_with_all_that_is_newer,
-    ),
-    (
-        "checker::a_refusal_is_excused_only_within_its_window",
-        refusals::a_refusal_is_excused_only_within_its_window,
-    ),
-    (
-        "checker::a_million_operations_are_judged",
-        bad_histories::a_million_operations_are_judged,
-    ),
-    (
-        "checker::the_checker_and_a_search_for_an_order_judge_alike",
-        linearizable::the_checker_and_a_search_for_an_order_judge_alike,
-    ),
-    (
-        "checker::a_window_that_has_no_order_is_found",
-        windows::a_window_that_has_no_order_is_found,
-    ),
+const CHECKS: [Check; 6] = checks![
+    bad_histories::each_kind_of_bad_history_is_found,
+    bad_failovers::a_failover_may_lose_the_last_writes_with_all_that_is_newer,
+    refusals::a_refusal_is_excused_only_within_its_window,
+    bad_histories::a_million_operations_are_judged,
+    linearizable::the_checker_and_a_search_for_an_order_judge_alike,
+    windows::a_window_that_has_no_order_is_found,
 ];
 const RUN: &str =
     "under_faults::the_fence_loses_nothing_with_pgbouncer_and_a_wall_clock_that_jumps";

@@ -5,9 +5,19 @@ use std::time::Duration;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-/// A kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Fault {
+macro_rules! faults {
+    ($($(#[$doc:meta])* $fault:ident,)+) => {
+        /// A kind of fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Fault {
+            $($(#[$doc])* $fault,)+
+        }
+
+        const ALL: &[Fault] = &[$(Fault::$fault,)+];
+    };
+}
+
+faults! {
     ClientsFrozen,
     ClientsKilled,
     ServiceFrozen,
@@ -54,38 +64,8 @@ pub enum Fault {
 
 use Fault::*;
 
-/// The faults that are possible with every store. The lists below contain the additional faults of
-/// stores in Redis, of stores in etcd, and of stores that the services reach through a proxy.
-const ANYWHERE: [Fault; 28] = [
-    ClientsFrozen,
-    ClientsKilled,
-    ServiceFrozen,
-    ServiceKilled,
-    ServiceCutOff,
-    ServiceSlow,
-    ServiceWithoutAnswer,
-    ServiceSilent,
-    ServiceClockJumps,
-    PoolerFrozen,
-    PoolerKilled,
-    PostgresFrozen,
-    PostgresKilled,
-    PostgresRestarted,
-    PostgresClockJumps,
-    PostgresCutOff,
-    PostgresSlow,
-    PostgresWithoutAnswer,
-    PostgresSilent,
-    BackendFrozen,
-    BackendKilled,
-    BackendsTerminated,
-    BackendsCanceled,
-    Checkpoint,
-    NoSpace,
-    FailoverSynchronous,
-    FailoverAsynchronous,
-    RollingRestart,
-];
+/// The additional faults of stores in Redis. The lists below are those of stores in etcd, and of
+/// stores that the services reach through a proxy.
 const IN_REDIS: [Fault; 5] = [
     NodeFrozen,
     NodeKilled,
@@ -111,11 +91,10 @@ pub struct Planned {
 impl Planned {
     /// A harmless entry that sets the end of a run without faults.
     pub const fn nothing(at: Duration) -> Self {
-        let (fault, lasts) = (Checkpoint, Duration::ZERO);
         Self {
             at,
-            fault,
-            lasts,
+            fault: Checkpoint,
+            lasts: Duration::ZERO,
             choice: 0,
         }
     }
@@ -124,7 +103,9 @@ impl Planned {
 /// Draws the faults of a run of this length.
 pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
     let mut random = StdRng::seed_from_u64(seed);
-    let mut kinds = ANYWHERE.to_vec();
+    // The faults of nodes depend on the store.
+    let is_anywhere = |fault: &Fault| !(NodeFrozen..=NodePromoted).contains(fault);
+    let mut kinds: Vec<_> = ALL.iter().copied().filter(is_anywhere).collect();
     if store == "etcd" {
         kinds.extend(IN_ETCD.repeat(2));
     } else if store != "postgres" {

@@ -1,15 +1,6 @@
 //! The checker, which judges a history. The tokens give the order of the operations, so the checker
-//! need not search for an order. It checks these properties:
-//!
-//! 1. An acknowledged write is in the log exactly once, a write with an unknown outcome at most
-//!    once, and a refused write not at all ([`writes`]).
-//! 2. If an operation was answered before another one was sent, the earlier operation has the lower
-//!    token. If the token is reusable, both may have the same token ([`order`]).
-//! 3. The log of a resource is in the order of the tokens, and the state of the resource is the
-//!    fold of its log. A read with a token returns the fold of the writes with this token or lower
-//!    tokens ([`folds`]). If a newer write was admitted during the read, the read may include this
-//!    write. Such reads are counted.
-//! 4. A write or a read is refused only if a newer operation was sent ([`refusals`]).
+//! need not search for an order. `src/proof.md` lists the properties that it checks: those of
+//! [`writes`], [`order`], [`folds`] and [`refusals`].
 //!
 //! In addition, the checker searches short windows of the history for an order of effects. This
 //! search does not use the order of the tokens ([`windows`]).

@@ -3,7 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Deserialize;
-use tower_fence::lease::{Acquire, Lease, LeaseError, Leases};
+use tower_fence::{
+    TokenUse,
+    lease::{Acquire, Lease, LeaseError, Leases},
+};
 
 use super::{Client, TTL};
 use crate::{
@@ -32,13 +35,6 @@ fn problem(body: &str) -> String {
     let problem = serde_json::from_str(body).map(|problem: Problem| problem.type_);
     let name = problem.unwrap_or_default();
     name.rsplit('#').next().unwrap_or_default().to_owned()
-}
-
-/// Whether a token is single-use or reusable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    Once,
-    Again,
 }
 
 impl Client {
@@ -87,17 +83,12 @@ impl Client {
         self.side.recorder.asks([asked]);
     }
 
-    /// Records a request for a lease without an answer. Its token may supersede other tokens.
-    pub(super) fn may_be_granted(&self, resource: usize, invoked: Moment) {
-        let lost = Operation::grant(resource, invoked, Answer::Unknown);
-        self.side.recorder.record([lost]);
-    }
-
-    /// Records that a requested lease was not granted. Its position in the queue may be kept for
-    /// three seconds.
-    pub(super) fn is_not_granted(&self, resource: usize, invoked: Moment) {
-        let refused = Operation::grant(resource, invoked, Answer::Undone);
-        self.side.recorder.record([refused]);
+    /// Records a request for a lease without a known grant. If it has no answer, its token may
+    /// supersede other tokens. If it was refused, its position in the queue may be kept for three
+    /// seconds.
+    pub(super) fn not_granted(&self, resource: usize, invoked: Moment, answer: Answer) {
+        let operation = Operation::grant(resource, invoked, answer);
+        self.side.recorder.record([operation]);
     }
 
     /// Records the result of a failed request for a lease.
@@ -107,13 +98,12 @@ impl Client {
         invoked: Moment,
         error: &LeaseError,
     ) -> Option<T> {
-        match error {
-            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. } => {
-                self.is_not_granted(resource, invoked);
-            }
-            LeaseError::Unavailable(_) => self.may_be_granted(resource, invoked),
+        let answer = match error {
+            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. } => Answer::Undone,
+            LeaseError::Unavailable(_) => Answer::Unknown,
             other => panic!("{other:?}"),
-        }
+        };
+        self.not_granted(resource, invoked, answer);
         None
     }
 
@@ -162,7 +152,7 @@ impl Client {
         read: Option<&[State]>,
     ) -> Answer {
         let writing = self.writing(held, amounts, read);
-        let asked = self.asks(held, &writing, Use::Once);
+        let asked = self.asks(held, &writing, TokenUse::SingleUse);
         let answer = self.try_write("", held, &writing, None).await;
         self.answered(asked, answer);
         answer
@@ -171,7 +161,7 @@ impl Client {
     /// Writes with a reusable token, and returns the new state.
     pub(super) async fn write_again(&mut self, held: &Held, state: State) -> Option<State> {
         let writing = self.writing(&[held], &[1], Some(&[state]));
-        let asked = self.asks(&[held], &writing, Use::Again);
+        let asked = self.asks(&[held], &writing, TokenUse::Reusable);
         let answer = self.try_write("/again", &[held], &writing, None).await;
         self.answered(asked, answer);
         (answer == Answer::Done).then(|| state.with(writing.entry, 1))
@@ -254,11 +244,11 @@ impl Client {
     }
 
     /// Records the operations of a request that is about to be sent.
-    pub(super) fn asks(&self, held: &[&Held], writing: &Writing, uses: Use) -> Vec<Operation> {
+    pub(super) fn asks(&self, held: &[&Held], writing: &Writing, uses: TokenUse) -> Vec<Operation> {
         let entry = writing.entry;
         let kinds = writing.amounts.iter().map(|&amount| match uses {
-            Use::Once => Kind::Write { entry, amount },
-            Use::Again => Kind::Rewrite { entry, amount },
+            TokenUse::Reusable => Kind::Rewrite { entry, amount },
+            _ => Kind::Write { entry, amount },
         });
         let asked: Vec<_> = operations(held, kinds, now(), Answer::Unknown).collect();
         self.side.recorder.asks(asked.iter().copied());

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use rand::RngExt;
 use tokio::time::timeout;
+use tower_fence::TokenUse;
 
-use super::{Client, PATIENCE, call::Use};
+use super::{Client, PATIENCE};
 use crate::history::Answer;
 
 impl Client {
@@ -14,7 +15,7 @@ impl Client {
         let (lease, held) = self.acquire(resource, 1).await?;
         for _ in 0..self.random.random_range(1..20) {
             let writing = self.writing(&[&held], &[1], None);
-            let asked = self.asks(&[&held], &writing, Use::Again);
+            let asked = self.asks(&[&held], &writing, TokenUse::Reusable);
             let key = writing.entry.to_string();
             let mut was_unknown = false;
             let answer = loop {

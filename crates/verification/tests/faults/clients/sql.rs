@@ -3,15 +3,11 @@
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, raw_sql};
 use tokio::time::timeout;
-use tower_fence::lease::Lease;
+use tower_fence::{TokenUse, lease::Lease};
 
-use super::{
-    Client, PATIENCE,
-    call::{Held, Use},
-    stream::Stream,
-};
+use super::{Client, PATIENCE, call::Held, stream::Stream};
 use crate::{
-    history::{Answer, now},
+    history::{Answer, State, now},
     service::{Writing, write},
 };
 
@@ -23,22 +19,14 @@ impl Client {
         &mut self,
         connection: &mut Option<PgConnection>,
     ) -> Option<()> {
-        let mut conn = self.connection(connection).await?;
-        let resource = self.choose();
-        let Some((held, lease)) = self.acquire_in_sql(&mut conn, resource).await? else {
-            *connection = Some(conn);
-            return None;
-        };
-        let names = [self.side.names[resource].clone()];
-        let read = self.side.tables.states(&mut conn, &names);
-        let read = timeout(PATIENCE, read).await.ok()?.ok()?;
+        let (mut conn, held, lease, state) = self.read_in_sql(connection).await?;
         self.think(20, 0.02).await;
-        let writing = self.writing(&[&held], &[1], Some(&read));
-        let asked = self.asks(&[&held], &writing, Use::Once);
+        let writing = self.writing(&[&held], &[1], Some(&[state]));
+        let asked = self.asks(&[&held], &writing, TokenUse::SingleUse);
         let answer = timeout(PATIENCE, self.write_in_sql(&mut conn, &held, &writing)).await;
         let answer = answer.unwrap_or(Answer::Unknown);
         self.answered(asked, answer);
-        self.release_in_sql(&mut conn, resource, lease).await?;
+        self.release_in_sql(&mut conn, held.resource, lease).await?;
         if answer == Answer::Done {
             *connection = Some(conn);
         }
@@ -51,21 +39,13 @@ impl Client {
         &mut self,
         connection: &mut Option<PgConnection>,
     ) -> Option<()> {
-        let mut conn = self.connection(connection).await?;
-        let resource = self.choose();
-        let Some((held, lease)) = self.acquire_in_sql(&mut conn, resource).await? else {
-            *connection = Some(conn);
-            return None;
-        };
-        let names = [self.side.names[resource].clone()];
-        let read = self.side.tables.states(&mut conn, &names);
-        let mut state = *timeout(PATIENCE, read).await.ok()?.ok()?.first()?;
+        let (mut conn, held, lease, mut state) = self.read_in_sql(connection).await?;
         let mut stream = Stream::new(self);
         let mut answer = Answer::Done;
         while answer == Answer::Done && stream.goes_on(self).await {
             let writing = self.writing(&[&held], &[1], Some(&[state]));
             let message = self.message(&held, &writing);
-            let asked = self.asks(&[&held], &writing, Use::Again);
+            let asked = self.asks(&[&held], &writing, TokenUse::Reusable);
             let written = raw_sql(AssertSqlSafe(message)).execute(&mut conn);
             answer = match timeout(PATIENCE, written).await {
                 Ok(Ok(_)) => Answer::Done,
@@ -79,9 +59,26 @@ impl Client {
             // The connection may be in a failed transaction.
             conn = self.connection(&mut None).await?;
         }
-        self.release_in_sql(&mut conn, resource, lease).await?;
+        self.release_in_sql(&mut conn, held.resource, lease).await?;
         *connection = Some(conn);
         Some(())
+    }
+
+    /// Connects, acquires a lease, and reads the state of its resource.
+    async fn read_in_sql(
+        &mut self,
+        connection: &mut Option<PgConnection>,
+    ) -> Option<(PgConnection, Held, TakenLease, State)> {
+        let mut conn = self.connection(connection).await?;
+        let resource = self.choose();
+        let Some((held, lease)) = self.acquire_in_sql(&mut conn, resource).await? else {
+            *connection = Some(conn);
+            return None;
+        };
+        let names = [self.side.names[resource].clone()];
+        let read = self.side.tables.states(&mut conn, &names);
+        let state = *timeout(PATIENCE, read).await.ok()?.ok()?.first()?;
+        Some((conn, held, lease, state))
     }
 
     async fn connection(&self, kept: &mut Option<PgConnection>) -> Option<PgConnection> {
@@ -107,11 +104,11 @@ impl Client {
         self.asks_for_lease(resource, invoked);
         let taken = take(conn, &self.side.names[resource]);
         let Ok(Ok(taken)) = timeout(PATIENCE, taken).await else {
-            self.may_be_granted(resource, invoked);
+            self.not_granted(resource, invoked, Answer::Unknown);
             return None;
         };
         let Some((token, id)) = taken else {
-            self.is_not_granted(resource, invoked);
+            self.not_granted(resource, invoked, Answer::Undone);
             return Some(None);
         };
         let held = self.granted(resource, token, String::new(), invoked);

@@ -1,8 +1,6 @@
 //! Faults of clients.
 
-use tokio::time::sleep;
-
-use super::Stage;
+use super::{Stage, freeze};
 use crate::{
     clients::TTL,
     plan::{Fault, Planned},
@@ -15,10 +13,8 @@ impl Stage {
             clients.replace();
             return true;
         }
-        clients.signal("-STOP");
         // Some of their leases expire during the pause.
-        sleep(TTL / 2 + planned.lasts).await;
-        clients.signal("-CONT");
+        freeze(|signal| clients.signal(signal), TTL / 2 + planned.lasts).await;
         true
     }
 }

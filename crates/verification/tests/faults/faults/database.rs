@@ -1,12 +1,10 @@
 //! Faults of Postgres, of the network to it, and of PgBouncer.
 
-use tokio::time::sleep;
-
-use super::{Stage, disturb, slow_down};
+use super::{Stage, disturb, freeze};
 use crate::{
     clients::TTL,
     plan::{Fault, Planned},
-    support::{proxy::Link, standby::Replication},
+    support::standby::Replication,
 };
 
 /// Terminates random sessions of clients, except the session that executes the statement.
@@ -25,9 +23,7 @@ impl Stage {
         match fault {
             Fault::PoolerFrozen => {
                 let pooler = self.targets.pooler.lock().await;
-                pooler.signal("-STOP");
-                sleep(lasts).await;
-                pooler.signal("-CONT");
+                freeze(|signal| pooler.signal(signal), lasts).await;
             }
             Fault::PoolerKilled => self.targets.pooler.lock().await.restart().await,
             Fault::PostgresCutOff
@@ -42,18 +38,11 @@ impl Stage {
     /// Disturbs the network to the database. Faults of the database itself may happen at the same
     /// time.
     async fn at_link(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
-        let Planned { fault, lasts, .. } = planned;
-        let address = &self.targets.address;
         let _alone = self.targets.link.lock().await;
         if !goes_on() {
             return false;
         }
-        match fault {
-            Fault::PostgresCutOff => disturb(address, Link::Cut, lasts).await,
-            Fault::PostgresSlow => slow_down(address, lasts).await,
-            Fault::PostgresWithoutAnswer => disturb(address, Link::NoAnswer, lasts).await,
-            _ => disturb(address, Link::Silent, TTL / 2 + lasts).await,
-        }
+        disturb(&self.targets.address, planned.fault, planned.lasts).await;
         true
     }
 

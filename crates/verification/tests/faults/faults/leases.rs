@@ -1,19 +1,12 @@
 //! Faults of Redis and etcd, and of the network to them.
 
-use std::time::Duration;
-
 use tokio::{join, sync::Mutex, time::sleep};
 
-use super::{Stage, disturb, slow_down};
+use super::{Stage, disturb, freeze};
 use crate::{
-    clients::TTL,
     plan::{Fault, Planned},
     servers::leases::try_command,
-    support::{
-        etcd::EtcdCluster,
-        proxy::{Link, Proxy},
-        wall_clock::is_wrong,
-    },
+    support::{etcd::EtcdCluster, wall_clock::is_wrong},
 };
 
 impl Stage {
@@ -52,11 +45,7 @@ impl Stage {
         }
         let mut node = self.leases.nodes[n].lock().await;
         match fault {
-            Fault::NodeFrozen => {
-                node.signal("-STOP");
-                sleep(lasts).await;
-                node.signal("-CONT");
-            }
+            Fault::NodeFrozen => freeze(|signal| node.signal(signal), lasts).await,
             // The node restarts empty, or with the last file that was saved.
             Fault::NodeKilled => {
                 node.kill();
@@ -80,7 +69,7 @@ impl Stage {
                 try_command(node.url(), &["CONFIG", "SET", "maxmemory", "0"]).await;
                 return little.is_some();
             }
-            _ => at_link(&self.leases.links[n], fault, lasts).await,
+            _ => disturb(&self.leases.links[n], fault, lasts).await,
         }
         true
     }
@@ -96,9 +85,7 @@ impl Stage {
         match fault {
             Fault::NodeFrozen => {
                 let etcd = etcd.lock().await;
-                etcd.signal(n, "-STOP");
-                sleep(lasts).await;
-                etcd.signal(n, "-CONT");
+                freeze(|signal| etcd.signal(n, signal), lasts).await;
             }
             Fault::NodeKilled => {
                 let mut etcd = etcd.lock().await;
@@ -120,18 +107,8 @@ impl Stage {
                 etcd.is_up().await;
                 etcd.delete_all().await;
             }
-            _ => at_link(&self.leases.links[n], fault, lasts).await,
+            _ => disturb(&self.leases.links[n], fault, lasts).await,
         }
         true
-    }
-}
-
-/// A fault of the network to a node.
-async fn at_link(link: &Proxy, fault: Fault, lasts: Duration) {
-    match fault {
-        Fault::NodeSilent => disturb(link, Link::Silent, TTL / 2 + lasts).await,
-        Fault::NodeCutOff => disturb(link, Link::Cut, lasts).await,
-        Fault::NodeSlow => slow_down(link, lasts).await,
-        _ => disturb(link, Link::NoAnswer, lasts).await,
     }
 }

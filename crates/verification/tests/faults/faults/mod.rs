@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    clients::process::ClientProcess,
+    clients::{TTL, process::ClientProcess},
     history::Failover,
     plan::{Fault, Planned},
     servers::{database::Database, leases::LeaseServers, services::Services},
@@ -126,16 +126,29 @@ impl Stage {
     }
 }
 
-/// Sets a link to this state for a while.
-async fn disturb(link: &Proxy, state: Link, lasts: Duration) {
+/// Freezes a process for a while.
+async fn freeze(signal: impl Fn(&str), lasts: Duration) {
+    signal("-STOP");
+    sleep(lasts).await;
+    signal("-CONT");
+}
+
+/// Disturbs the network to a service, to a node or to Postgres for a while.
+async fn disturb(link: &Proxy, fault: Fault, lasts: Duration) {
+    use Fault::*;
+    let (state, lasts) = match fault {
+        ServiceSlow | PostgresSlow | NodeSlow => {
+            // Each message is delayed.
+            link.slow_down(Duration::from_millis(20));
+            sleep(lasts).await;
+            return link.slow_down(Duration::ZERO);
+        }
+        ServiceCutOff | PostgresCutOff | NodeCutOff => (Link::Cut, lasts),
+        ServiceSilent | PostgresSilent | NodeSilent => (Link::Silent, TTL / 2 + lasts),
+        ServiceWithoutAnswer | PostgresWithoutAnswer | NodeWithoutAnswer => (Link::NoAnswer, lasts),
+        other => unreachable!("{other:?} is not a fault of a link"),
+    };
     link.set(state);
     sleep(lasts).await;
     link.set(Link::Whole);
-}
-
-/// Delays each message on a link for a while.
-async fn slow_down(link: &Proxy, lasts: Duration) {
-    link.slow_down(Duration::from_millis(20));
-    sleep(lasts).await;
-    link.slow_down(Duration::ZERO);
 }

@@ -2,11 +2,10 @@
 
 use tokio::{join, time::sleep};
 
-use super::{Stage, disturb, slow_down};
+use super::{Stage, disturb, freeze};
 use crate::{
-    clients::TTL,
     plan::{Fault, Planned},
-    support::{proxy::Link, wall_clock::is_wrong},
+    support::wall_clock::is_wrong,
 };
 
 impl Stage {
@@ -18,7 +17,6 @@ impl Stage {
             ..
         } = planned;
         let n = choice % self.services.services.len();
-        let link = &self.services.links[n];
         if fault == Fault::ServiceClockJumps {
             let jump = ["+1d", "-1d", "+30y", "-3s"][choice % 4];
             self.services.clock.jump_to(jump);
@@ -28,20 +26,13 @@ impl Stage {
         }
         let mut service = self.services.services[n].lock().await;
         match fault {
-            Fault::ServiceFrozen => {
-                service.signal("-STOP");
-                sleep(lasts).await;
-                service.signal("-CONT");
-            }
+            Fault::ServiceFrozen => freeze(|signal| service.signal(signal), lasts).await,
             Fault::ServiceKilled => {
                 service.kill();
                 sleep(lasts).await;
                 service.start().await;
             }
-            Fault::ServiceCutOff => disturb(link, Link::Cut, lasts).await,
-            Fault::ServiceSilent => disturb(link, Link::Silent, TTL / 2 + lasts).await,
-            Fault::ServiceSlow => slow_down(link, lasts).await,
-            _ => disturb(link, Link::NoAnswer, lasts).await,
+            _ => disturb(&self.services.links[n], fault, lasts).await,
         }
         true
     }
