@@ -52,8 +52,9 @@ pub enum HttpError {
     },
     /// The response has the status 401, 403, 404, 405, 407 or 410, or is a redirection, because the
     /// secret is missing or wrong, the URL does not lead to an issuer, or an HTTP proxy requires
-    /// credentials. A client from `HttpLeases::new` does not follow redirections, because the
-    /// request contains a lease id. A retry gets the same response.
+    /// credentials for an `http` URL (for an `https` URL, the error is
+    /// [`Request`](Self::Request)). A client from `HttpLeases::new` does not follow redirections,
+    /// because the request contains a lease id. A retry gets the same response.
     #[error("the issuer refused the request with status {status}{}", detail(.status, .problem.as_ref()))]
     Refused {
         /// The status of the response.

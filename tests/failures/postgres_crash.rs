@@ -17,9 +17,17 @@ use tower_fence::{
 use super::answered;
 use crate::support::{eventually, postgres::PostgresServer};
 
-/// Starts a server with `synchronous_commit=off`, which waits for its disk only on request.
+/// Starts a server with `synchronous_commit=off`, which waits for its disk only on request. At
+/// another `wal_level`, a background process logs the running transactions at some time after each
+/// start, and thereby makes the server write its log.
 pub async fn lazy_server() -> PostgresServer {
-    PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
+    PostgresServer::start(&[
+        "synchronous_commit=off",
+        "wal_writer_delay=10000",
+        "wal_level=minimal",
+        "max_wal_senders=0",
+    ])
+    .await
 }
 
 fn named(name: &str) -> Resource {

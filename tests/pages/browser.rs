@@ -4,12 +4,14 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
+    panic::{AssertUnwindSafe, resume_unwind},
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use futures_util::FutureExt;
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -113,21 +115,22 @@ pub async fn in_browser(test: impl AsyncFnOnce(&Browser)) {
         client,
         _driver: driver,
     };
-    let ended = {
-        let test = std::panic::AssertUnwindSafe(test(&browser));
-        futures_util::FutureExt::catch_unwind(test).await
-    };
+    let ended = AssertUnwindSafe(test(&browser)).catch_unwind().await;
     if ended.is_err() {
-        let source = "return document.documentElement.outerHTML";
-        eprintln!(
-            "the page was:\n{}\nits log: {:?}",
-            browser.run(source).await.as_str().unwrap_or_default(),
-            browser.log().await
-        );
+        let page = async {
+            let source = "return document.documentElement.outerHTML";
+            eprintln!(
+                "the page was:\n{}\nits log: {:?}",
+                browser.run(source).await.as_str().unwrap_or_default(),
+                browser.log().await
+            );
+        };
+        // A tab that has crashed does not answer.
+        let _ = AssertUnwindSafe(page).catch_unwind().await;
     }
     let _ = browser.client.delete(&browser.session).send().await;
     if let Err(panic) = ended {
-        std::panic::resume_unwind(panic);
+        resume_unwind(panic);
     }
 }
 

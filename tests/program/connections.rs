@@ -124,6 +124,8 @@ async fn others_are_answered(limit: &str) {
     let broken = server.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(broken.status, 204, "{broken:?}");
     waiters.iter().for_each(JoinHandle::abort);
+    // A request whose client disconnects leaves the queue.
+    waiting(&db, 0).await;
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use rand::{RngExt, rand_core::UnwrapErr, rngs::SysRng};
 use serde_json::json;
 
 use crate::{
@@ -12,9 +13,9 @@ use crate::{
 };
 
 /// Returns a random, positive id for an etcd lease. Two processes practically never draw the same
-/// id.
+/// id, even after a fork, because it comes from the operating system.
 pub(crate) fn random_id() -> i64 {
-    rand::random_range(1..=i64::MAX)
+    UnwrapErr(SysRng).random_range(1..=i64::MAX)
 }
 
 impl Etcd {

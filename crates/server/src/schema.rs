@@ -139,7 +139,8 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let seen = seen.map_err(|error| failed(&format!("cannot read {place}"), &place, &error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
     logs::say(format_args!(
-        "The highest stale token of {name} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
+        "The highest stale token of {name} is {seen}. After the reset, all tokens above {token} are \
+         admitted.\n\n{CONDITION}\n"
     ));
     if !args.yes && !confirmed(&name)? {
         return Err(Failure::other("nothing was changed"));
@@ -160,7 +161,7 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
         error => Failure::other(chain(&error)),
     })?;
     print_text(&format!(
-        "the fence of {name} was reset: its highest stale token is {token}\n"
+        "the fence of {name} was reset: all tokens above {token} are admitted\n"
     ))
 }
 

@@ -34,7 +34,8 @@ pub enum ResetError {
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// Sets `max_token` of a resource to `token`. Every token up to `token` is stale, and every
-    /// higher token becomes admissible again.
+    /// higher token becomes admissible again. A reset of a resource without a row changes nothing
+    /// if `token` is above the floor of its partition.
     ///
     /// Call this method if a request has presented a token that is far too high, and the issuer
     /// does not grant tokens above it.
