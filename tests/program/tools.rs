@@ -262,7 +262,7 @@ async fn fence_with_a_forged_token_is_reset() {
     asked
         .is(64)
         .says("Condition: ")
-        .says("is 999999999999999;")
+        .says("is 999999999999999. After the reset")
         .says("--yes");
     assert_eq!(
         db.number("SELECT tower_fence.max_token('sku-1')").await,
