@@ -128,6 +128,8 @@ impl EtcdLeasesBuilder {
             Some(client) => client,
             None => Client::builder()
                 .redirect(Policy::none())
+                // Over HTTP/2, all calls and watches would share one connection, which may be lost.
+                .http1_only()
                 // With `http://` URLs, a proxy would receive the password.
                 .no_proxy()
                 .connect_timeout(self.call_timeout)

@@ -56,6 +56,7 @@ impl ClientArgs {
         }
         let mut builder = reqwest::Client::builder()
             .redirect(Policy::none())
+            .http1_only()
             .connect_timeout(Duration::from_secs(2))
             .pool_idle_timeout(IDLE);
         if is_this_machine(&url) {
