@@ -11,7 +11,6 @@ pub const IN_ETCD: &str = "tower-fence, etcd";
 pub const USUAL: &str = "SET NX, compare and delete";
 pub const ADVISORY: &str = "advisory lock";
 pub const ETCD: &str = "etcd, one session";
-pub const IN_ZOOKEEPER: &str = "ZooKeeper, one session";
 
 /// The TTL of a lock. A lock that is not released expires after this time.
 pub const TTL: Duration = Duration::from_secs(60);

@@ -11,7 +11,6 @@ mod postgres_store;
 mod quorum;
 mod store;
 mod usual;
-mod zookeeper;
 
 use std::sync::Arc;
 
@@ -38,16 +37,9 @@ fn main() {
             "etcd is not installed, so its contenders are skipped (Debian: apt-get install etcd-server)"
         );
     }
-    let zookeeper = Program::zookeeper();
-    if zookeeper.is_none() {
-        println!(
-            "ZooKeeper is not installed, so its contender is skipped (Debian: apt-get install zookeeper)"
-        );
-    }
     in_process::race(&store, &in_postgres, &options, &mut report);
     quorum::race(&store, &options, &mut report);
-    let others = [etcd.as_ref(), zookeeper.as_ref()];
-    over_http::race(&store, &in_postgres, others, &options, &mut report);
+    over_http::race(&store, &in_postgres, etcd.as_ref(), &options, &mut report);
     // There are fewer rounds, because every waiter must get the lock once at the end of each turn.
     let fewer = Options {
         rounds: options.rounds.min(3),

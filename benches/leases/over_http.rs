@@ -1,15 +1,14 @@
-//! Acquire and release over HTTP: the issuer compared with the locks of etcd and ZooKeeper, with 16
+//! Acquire and release over HTTP: the issuer compared with the locks of etcd, with 16
 //! connections.
 
 use std::net::SocketAddr;
 
 use axum::Router;
-use futures_util::future::join_all;
 use tower_fence::{issuer, lease::Leases};
 
 use crate::{
     clients::{Alone, Etcd, Issuer, Session},
-    contenders::{ETCD, IN_ETCD, IN_ZOOKEEPER, OURS, TASKS, names},
+    contenders::{ETCD, IN_ETCD, OURS, TASKS, names},
     postgres_store::PostgresStore,
     store::Store,
     support::{
@@ -17,10 +16,8 @@ use crate::{
         options::Options,
         program::Program,
         report::Report,
-        rounds::{self, Contender, Outcome},
-        tasks,
+        rounds::{self, Contender},
     },
-    zookeeper::ZooKeeperLock,
 };
 
 /// Serves an issuer.
@@ -32,7 +29,7 @@ pub fn serve<L: Leases>(store: &Store, leases: L) -> SocketAddr {
 pub fn race(
     store: &Store,
     postgres: &PostgresStore,
-    [etcd, zookeeper]: [Option<&Program>; 2],
+    etcd: Option<&Program>,
     options: &Options,
     report: &mut Report,
 ) {
@@ -60,14 +57,6 @@ pub fn race(
             contenders.push(Contender::new(name, theirs));
         }
     }
-    let locks = zookeeper.map_or_else(Vec::new, |zookeeper| {
-        let locks = (0..TASKS).map(|task| ZooKeeperLock::open(zookeeper.addr, names(task)));
-        store.runtime.block_on(join_all(locks))
-    });
-    if !locks.is_empty() {
-        let turns = tasks::turns(&store.runtime, locks.clone());
-        contenders.push(Contender::new(IN_ZOOKEEPER, turns));
-    }
     let baseline = etcd.map_or(OURS, |_| ETCD);
     let granted_before = postgres.granted();
     let outcomes = rounds::run(title, baseline, contenders, options);
@@ -75,9 +64,5 @@ pub fn race(
     store.assert_granted(PREFIX, &outcomes);
     postgres.assert_all_free();
     postgres.assert_granted_since(granted_before, &outcomes);
-    let granted = locks.iter().map(ZooKeeperLock::granted_and_free);
-    let granted: u64 = store.runtime.block_on(join_all(granted)).iter().sum();
-    let of_zookeeper = outcomes.iter().find(|one| one.name == IN_ZOOKEEPER);
-    assert_eq!(granted, of_zookeeper.map_or(0, Outcome::done));
     report.contenders(title, baseline, &outcomes);
 }

@@ -4,8 +4,6 @@ use std::{fs, path::Path, process::Command};
 
 use serde_json::{Value, json};
 
-use super::program::ZOOKEEPER;
-
 /// Returns a description of the machine, and the versions of its programs.
 pub fn describe(postgres: &Path) -> Value {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -16,7 +14,6 @@ pub fn describe(postgres: &Path) -> Value {
         "postgres": version(&postgres.join("postgres").to_string_lossy()),
         "redis": version("redis-server"),
         "etcd": version("etcd"),
-        "zookeeper": zookeeper(),
     })
 }
 
@@ -28,18 +25,6 @@ pub fn version(program: &str) -> Option<String> {
     // Redis appends details of its build to the version.
     let line = line.split(" sha=").next()?;
     Some(line.to_owned())
-}
-
-/// Returns the name of ZooKeeper's program with its version, which [`ZOOKEEPER`] also names.
-fn zookeeper() -> Option<String> {
-    let folder = fs::read_dir(Path::new(ZOOKEEPER).parent()?).ok()?;
-    let mut names = folder
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok());
-    names.find(|name| {
-        let version = name.strip_prefix("zookeeper-");
-        version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
-    })
 }
 
 fn processor() -> Option<String> {

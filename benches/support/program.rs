@@ -2,9 +2,7 @@
 //! dropped.
 
 use std::{
-    fs,
     net::{SocketAddr, TcpStream},
-    path::Path,
     process::{Child, Command, Stdio},
     thread::sleep,
     time::Duration,
@@ -13,9 +11,6 @@ use std::{
 use tempfile::TempDir;
 
 use super::ports::free_port;
-
-/// The Java archive of ZooKeeper in Debian.
-pub const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
 
 pub struct Program {
     pub addr: SocketAddr,
@@ -51,29 +46,9 @@ impl Program {
         Self::start("etcd", arguments.as_flattened(), port)
     }
 
-    /// Starts a ZooKeeper server with one node, or returns `None` if ZooKeeper is not installed.
-    pub fn zookeeper() -> Option<Self> {
-        if !Path::new(ZOOKEEPER).exists() {
-            return None;
-        }
-        let (port, folder) = (free_port(), tempfile::tempdir().expect("a folder"));
-        let settings = format!(
-            "dataDir=data\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
-             admin.enableServer=false\n"
-        );
-        fs::write(folder.path().join("zoo.cfg"), settings).expect("the settings were written");
-        let main = "org.apache.zookeeper.server.ZooKeeperServerMain";
-        let arguments = ["-cp", ZOOKEEPER, main, "zoo.cfg"];
-        Self::start_in(folder, "java", &arguments, port)
-    }
-
     /// Starts a program, or returns `None` if it is not installed.
     fn start(program: &str, arguments: &[&str], port: u16) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
-        Self::start_in(folder, program, arguments, port)
-    }
-
-    fn start_in(folder: TempDir, program: &str, arguments: &[&str], port: u16) -> Option<Self> {
         let child = Command::new(program)
             .args(arguments)
             .current_dir(folder.path())

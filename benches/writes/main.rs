@@ -128,7 +128,7 @@ impl Bench {
                 Carries::Nothing | Carries::ForgedToken => continue,
                 // After a write under this token, every other token of the bench is stale.
                 Carries::StaleToken => HIGHEST,
-                // The resources of all other contenders have been written to before.
+                // Writes once to each resource, so that its row exists before the measurement.
                 _ => client::next_token(),
             };
             let token = Token::new(token).expect("a token");

@@ -42,7 +42,8 @@ pub fn count(bench: &Bench, report: &mut Report) {
     let mut rows = vec![["contender", "round trips"].map(str::to_owned).to_vec()];
     let mut outcomes = vec![];
     for app in &apps {
-        // With so few resources, the fence has read all of them in the first turn.
+        // With ten resources, the first turn looks up each stale one in the database, and the
+        // second turn refuses from memory.
         let skus = &Bench::skus(app.name, false)[..10];
         let writers = Writer::all(&path(app), app.carries, skus, 1);
         // The first turn prepares the statements.

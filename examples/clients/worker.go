@@ -77,11 +77,15 @@ type answer struct {
 func call(
 	ctx context.Context, method, url string, header http.Header, body map[string]any,
 ) (result answer, err error) {
-	data, err := json.Marshal(body)
-	if err != nil {
-		return result, err
+	var content io.Reader
+	if body != nil {
+		data, err := json.Marshal(body)
+		if err != nil {
+			return result, err
+		}
+		content = bytes.NewReader(data)
 	}
-	request, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(data))
+	request, err := http.NewRequestWithContext(ctx, method, url, content)
 	if err != nil {
 		return result, err
 	}
@@ -92,7 +96,7 @@ func call(
 		return result, err
 	}
 	defer response.Body.Close()
-	data, err = io.ReadAll(response.Body)
+	data, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode >= 300 {
 		err = &refusal{response.StatusCode, data}
 	} else if err == nil && len(data) > 0 {
@@ -166,7 +170,7 @@ func withLease(
 		"Lease-Id":      {hex.EncodeToString(id)},
 	}
 	// If the release fails, the lease is lost, or expires by itself.
-	defer call(context.Background(), "DELETE", url, header, map[string]any{})
+	defer call(context.Background(), "DELETE", url, header, nil)
 	token, err := acquire(ctx, url, header)
 	if err != nil {
 		return err

@@ -1,6 +1,6 @@
 //! The routes and their handlers.
 
-use std::{env, time::Duration};
+use std::{env, num::ParseIntError, time::Duration};
 
 use axum::{
     Json, Router,
@@ -35,7 +35,7 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     leases: L,
     token_keys: Option<TokenKeys>,
     mut stopped: watch::Receiver<bool>,
-) -> Router {
+) -> Result<Router, String> {
     let pool = fence.pool().clone();
     // A client that got no response to its write retries it under the same idempotency key. All
     // clients share one principal, because this service does not authenticate them. Without a
@@ -45,7 +45,7 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     // A transfer writes both SKUs, and needs a token for each of them.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
     let issuer = Issuer::new(leases.clone())
-        .wait_limit(wait_limit())
+        .wait_limit(wait_limit()?)
         .close_on(async move {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         });
@@ -72,20 +72,20 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     let transfers = post(transfer::<DB>).route_layer(both);
     let transfers = Router::new().route("/inventory/{from}/transfer/{to}", transfers);
     let healthz = get(health::<DB, L>).with_state((pool, leases));
-    Router::new()
+    Ok(Router::new()
         .route("/healthz", healthz)
         .merge(stock)
         .merge(transfers)
         .nest("/locks", locks)
-        .route("/openapi.json", get(async move || Json(document)))
+        .route("/openapi.json", get(async move || Json(document))))
 }
 
 /// Returns the longest time for which a request for a lease may wait in the queue: `WAIT_LIMIT_MS`,
 /// or one minute.
-fn wait_limit() -> Duration {
-    let ms = env::var("WAIT_LIMIT_MS").ok();
-    let ms = ms.and_then(|ms| ms.parse().ok());
-    Duration::from_millis(ms.unwrap_or(60_000))
+fn wait_limit() -> Result<Duration, String> {
+    let ms = env::var("WAIT_LIMIT_MS").map_or(Ok(60_000), |ms| ms.parse());
+    let ms = ms.map_err(|error: ParseIntError| format!("WAIT_LIMIT_MS: {error}"))?;
+    Ok(Duration::from_millis(ms))
 }
 
 /// The timeout of a read without a token. The layer limits the duration of a fenced read.
@@ -141,8 +141,8 @@ pub struct Health {
 
 /// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU, and the
 /// handler reads in the transaction of the request. If each handler took a second connection of the
-/// pool, concurrent requests could wait for each other's connections. The SKU of a plain read may
-/// be invalid.
+/// pool, concurrent requests could wait for each other's connections. The layer has
+/// not checked the SKU of a read without a token, so this handler does.
 async fn show<DB: Stock>(
     tx: Option<FencedTx<DB>>,
     State(pool): State<Pool<DB>>,

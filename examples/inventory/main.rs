@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `LISTEN_ADDR` | `127.0.0.1:3000`; port 0 selects a free port |
 //! | `DATABASE_URL` | SQLite in a temporary file; otherwise `postgres://…` or `sqlite:…` |
-//! | `REDIS_URL` | unset: leases are stored in Postgres, or with SQLite in this process; otherwise `redis://…` |
+//! | `REDIS_URL` | unset: leases are stored in Postgres, or with SQLite in this process; otherwise `redis://…`, with `DATABASE_URL`, because the token counters in Redis belong to one database |
 //! | `TOKEN_KEY` | unset: tokens are plain numbers. With `ID:SECRET` (`k1:` and the output of `openssl rand -hex 32`), tokens are signed and verified |
 //! | `TOKEN_KEY_FILE` | unset; otherwise a file that contains `ID:SECRET` |
 //! | `WAIT_LIMIT_MS` | `60000`, the longest time in milliseconds for which a request for a lease may wait in the queue |
@@ -45,8 +45,10 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| "info,sqlx=warn,redis=off".into());
+    let filter = match env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(filter) => EnvFilter::try_new(filter)?,
+        Err(_) => "info,sqlx=warn,redis=off".into(),
+    };
     let events = Events::new();
     let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -126,54 +128,53 @@ fn routes<DB: Stock, L: LeaseAdmin + Clone>(
     keys: Option<TokenKeys>,
     events: Events,
     stopped: watch::Receiver<bool>,
-) -> Router {
+) -> Result<Router, String> {
     let console = tower_fence_console::router(fence.clone(), leases.clone(), events);
     let playground = playground::router(fence.pool().clone());
-    app::router(fence, leases, keys, stopped)
-        .merge(playground)
-        .nest_service("/console", console)
+    let app = app::router(fence, leases, keys, stopped)?;
+    Ok(app.merge(playground).nest_service("/console", console))
 }
 
 /// A database of the service. If there is no Redis, the kind of the database determines the lease
-/// store. Each grant is announced, so a write may depend on a plain GET under the new lease.
-trait LeaseDatabase: FenceDatabase {
+/// store. Each grant is announced. A holder may therefore read with a plain GET after the grant, and
+/// write a value that it has computed from the result.
+trait Deployment: FenceDatabase {
     /// Builds the routes, and returns them with the name of the lease store.
     fn router(
         fence: Fence<Self>,
         keys: Option<TokenKeys>,
         events: Events,
         stopped: watch::Receiver<bool>,
-    ) -> (Router, &'static str);
+    ) -> Result<(Router, &'static str), String>;
 }
 
-impl LeaseDatabase for sqlx::Postgres {
+impl Deployment for sqlx::Postgres {
     fn router(
         fence: Fence<Self>,
         keys: Option<TokenKeys>,
         events: Events,
         stopped: watch::Receiver<bool>,
-    ) -> (Router, &'static str) {
+    ) -> Result<(Router, &'static str), String> {
         let leases = PostgresLeases::new(fence.clone());
-        (routes(fence, leases, keys, events, stopped), "Postgres")
+        let app = routes(fence, leases, keys, events, stopped)?;
+        Ok((app, "Postgres"))
     }
 }
 
-impl LeaseDatabase for sqlx::Sqlite {
+impl Deployment for sqlx::Sqlite {
     fn router(
         fence: Fence<Self>,
         keys: Option<TokenKeys>,
         events: Events,
         stopped: watch::Receiver<bool>,
-    ) -> (Router, &'static str) {
+    ) -> Result<(Router, &'static str), String> {
         let leases = MemoryLeases::new(fence.clone()).announced_to(fence.clone());
-        (
-            routes(fence, leases, keys, events, stopped),
-            "in this process",
-        )
+        let app = routes(fence, leases, keys, events, stopped)?;
+        Ok((app, "in this process"))
     }
 }
 
-async fn run<DB: Stock + LeaseDatabase>(
+async fn run<DB: Stock + Deployment>(
     listener: TcpListener,
     addr: SocketAddr,
     fence: Fence<DB>,
@@ -197,9 +198,10 @@ async fn run<DB: Stock + LeaseDatabase>(
         Ok(url) => {
             let leases = RedisLeases::connect(&url, fence.clone()).await?;
             let leases = leases.announced_to(fence.clone());
-            (routes(fence, leases, keys, events, stopped), "Redis")
+            let app = routes(fence, leases, keys, events, stopped)?;
+            (app, "Redis")
         }
-        Err(_) => DB::router(fence, keys, events, stopped),
+        Err(_) => DB::router(fence, keys, events, stopped)?,
     };
     let app = app.route("/metrics", get(async move || metrics.render()));
     println!("inventory listens on http://{addr}");
@@ -207,9 +209,7 @@ async fn run<DB: Stock + LeaseDatabase>(
     println!("  leases:          {leases}");
     println!("  tokens:          {tokens}");
     println!("{}", story(addr));
-    serve(listener, app, stopping).await?;
-    pool.close().await;
-    Ok(())
+    serve(listener, app, stopping).await
 }
 
 /// Serves requests until SIGINT or SIGTERM. Then it sets `stopping` to true, and completes the

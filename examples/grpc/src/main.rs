@@ -137,8 +137,8 @@ fn render(refusal: &Refusal, problem: Response) -> Response {
     let code = match problem.status().as_u16() {
         412 => Code::FailedPrecondition,
         403 => Code::PermissionDenied,
+        408 | 503 => Code::Unavailable,
         400..500 => Code::InvalidArgument,
-        503 => Code::Unavailable,
         _ => Code::Internal,
     };
     let mut status = Status::new(code, refusal.to_string());
