@@ -11,7 +11,6 @@ use std::{
     error::Error,
     fmt::{self, Write},
     pin::Pin,
-    sync::Arc,
 };
 
 use sha2::{Digest, Sha256};
@@ -36,8 +35,8 @@ pub trait Announce: Send + Sync {
     ///
     /// If the token `renews` a lease, its holder has read the data under an earlier token. The call
     /// therefore also fails if the last announcement was that of another lease, or if a token above
-    /// the last announced one was used. The new token may be higher nevertheless, because resources
-    /// share a token counter.
+    /// the last announced one was used. The new token need not be the number after the last
+    /// announced one, because resources share a token counter.
     ///
     /// # Errors
     ///
@@ -50,18 +49,6 @@ pub trait Announce: Send + Sync {
         lease: &'a LeaseDigest,
         renews: bool,
     ) -> AnnounceFuture<'a>;
-}
-
-impl<A: Announce + ?Sized> Announce for Arc<A> {
-    fn announce<'a>(
-        &'a self,
-        resource: &'a Resource,
-        token: Token,
-        lease: &'a LeaseDigest,
-        renews: bool,
-    ) -> AnnounceFuture<'a> {
-        (**self).announce(resource, token, lease, renews)
-    }
 }
 
 /// Future returned by [`Announce::announce`].
@@ -119,8 +106,9 @@ pub enum AnnounceError {
     Superseded {
         /// The highest token that is stale or was announced.
         max_token: i64,
-        /// Whether this grant was the last announcement. If so, and if `max_token` is its token,
-        /// the token has been used since, and a renewal that keeps the token is not lost.
+        /// Whether the last announcement was of this lease and this token. If so, and if
+        /// `max_token` is this token, the token has been used since, and a renewal that keeps it is
+        /// not lost.
         was_last: bool,
     },
     /// The resource's fence is unreachable, or the announcement timed out while it waited for a

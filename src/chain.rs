@@ -43,13 +43,15 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Writes text, and escapes characters that end a line or change the direction of text.
+/// Returns whether a character ends a line or changes the direction of text.
+pub(crate) fn is_deceptive(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Writes text, and escapes deceptive characters.
 fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    let is_deceptive = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}')
-            || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     text.chars().try_for_each(|c| match is_deceptive(c) {
         true => write!(f, "{}", c.escape_default()),
         false => f.write_char(c),

@@ -5,7 +5,7 @@
 //! lost its data, a new epoch begins. A source of [`Epochs`] assigns the epochs. `Fence` is such a
 //! source.
 
-use std::{error::Error, fmt, pin::Pin, str::FromStr, sync::Arc};
+use std::{error::Error, fmt, pin::Pin, sync::Arc};
 
 use crc::{CRC_32_ISO_HDLC, Crc};
 
@@ -93,14 +93,6 @@ impl SourceId {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl FromStr for SourceId {
-    type Err = InvalidSourceId;
-
-    fn from_str(id: &str) -> Result<Self, Self::Err> {
-        Self::new(id)
     }
 }
 

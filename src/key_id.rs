@@ -1,6 +1,6 @@
 //! [`KeyId`]: the id of a signing key. It is not a secret.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, sync::Arc};
 
 /// Id of a [`TokenKey`](crate::TokenKey): 1 to 64 characters of `A-Z a-z 0-9 - _ .`.
 ///
@@ -40,14 +40,6 @@ pub(crate) const fn is_plain(c: u8) -> bool {
 impl AsRef<str> for KeyId {
     fn as_ref(&self) -> &str {
         self.as_str()
-    }
-}
-
-impl FromStr for KeyId {
-    type Err = InvalidKeyId;
-
-    fn from_str(id: &str) -> Result<Self, Self::Err> {
-        Self::new(id)
     }
 }
 

@@ -216,7 +216,7 @@ pub use self::fence::{
 pub use self::live_tokens::LiveTokens;
 pub use self::pattern::{FillError, InvalidPattern, ResourcePattern};
 pub use self::stale::StaleToken;
-pub use self::token::{InvalidResource, InvalidToken, InvalidZxid, Resource, Token};
+pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 pub use self::token_keys::{TokenKey, TokenKeys};
 
 #[cfg(feature = "postgres")]

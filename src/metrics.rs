@@ -24,7 +24,7 @@
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |
 //! | `tower_fence_leases_released_total` | leases that were released | it is far below the grants: holders crash, and waiters wait for the leases to expire |
 //! | `tower_fence_leases_broken_total` | leases that an operator has broken | it rises without an action of an operator |
-//! | `tower_fence_lease_refused_total{problem, reason}` | requests that the issuer refused; only `lease-lost` has a `reason`: `renewal`, or `end` (a release or a break of a lease that is not held, or a queued request that was released) | `lease-lost` rises with the reason `renewal`: holders renew too late; `store-unavailable`: a problem of Redis, or of the announcement of grants; `fence-exhausted`: a resource has received the highest possible token; `too-many-waiters`: more clients wait than `max_waiters` allows |
+//! | `tower_fence_lease_refused_total{problem, reason}` | requests that the issuer refused; only `lease-lost` has a `reason`: `renewal`, or `end` (a release or a break of a lease that is not held) | `lease-lost` rises with the reason `renewal`: holders renew too late; `store-unavailable`: a problem of Redis, or of the announcement of grants; `fence-exhausted`: a resource has received the highest possible token; `too-many-waiters`: more clients wait than `max_waiters` allows |
 //! | `tower_fence_lease_wait_seconds` | histogram: time from a request for a lease to its grant, including the announcement | its tail approaches the timeout of the callers |
 //! | `tower_fence_epochs_begun_total` | epochs that have begun, one for each of 256 groups of resources: at the first grant, after a loss of data of the lease store, and after a failover of the database (not for leases in Postgres) | it rises by more than 256 for each of these events |
 //! | `tower_fence_quorum_nodes_failed` | gauge: nodes of a [quorum](crate::guide::stores#leases-on-a-quorum) that have failed within the last minute, or have not succeeded since | it is not 0 for minutes: the log names the node and the cause |
@@ -146,8 +146,7 @@ pub(crate) fn count(name: &'static str) {
 /// Adds one to a counter with one label.
 #[cfg(any(feature = "layer", feature = "client", feature = "_fence"))]
 pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
-    #[cfg(feature = "metrics")]
-    metrics::counter!(name, label => value).increment(1);
+    add(name, label, value, 1);
 }
 
 /// Changes the number of nodes that have failed. The crate `tower-fence-redlock` uses it.
@@ -158,7 +157,7 @@ pub fn quorum_nodes_failed(change: f64) {
 }
 
 /// Adds to a counter with one label.
-#[cfg(feature = "_fence")]
+#[cfg(any(feature = "layer", feature = "client", feature = "_fence"))]
 pub(crate) fn add(name: &'static str, label: &'static str, value: &'static str, count: u64) {
     #[cfg(feature = "metrics")]
     metrics::counter!(name, label => value).increment(count);

@@ -10,13 +10,19 @@ use http::{HeaderValue, header};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
+#[cfg(feature = "_axum")]
+use crate::time::whole_ms;
+
 macro_rules! table {
-    ($($(#[doc = $doc:literal])* $variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
+    ($($variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
         /// Type of a problem, with its name, status and title.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum ProblemType {
-            $($(#[doc = $doc])* $variant,)*
+            $(
+                #[doc = concat!("`", stringify!($status), "`: [", $title, "](self#", $name, ").")]
+                $variant,
+            )*
         }
 
         impl ProblemType {
@@ -56,86 +62,40 @@ macro_rules! table {
 }
 
 table! {
-    /// 428: the write has no fencing token.
     TokenRequired = PRECONDITION_REQUIRED, "token-required", "A fencing token is required";
-    /// 400: the token field is malformed, a number is out of range, or a member is missing or
-    /// repeated.
     MalformedToken = BAD_REQUEST, "malformed-token", "The fencing token is malformed";
-    /// 403: the token was granted for another resource.
     WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
-    /// 403: the issuer has not signed the token, as the layer requires.
     ForgedToken = FORBIDDEN, "forged-token", "The issuer has not signed the fencing token";
-    /// 403: the epoch of the token was never assigned.
     UnknownEpoch = FORBIDDEN, "unknown-epoch", "The epoch of the fencing token was never assigned";
-    /// 412: the resource has received a newer token, or this token was already used. Members:
-    /// `resource`, `presented_token`, `max_token`, and `by_floor` and `used` if they are true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
-    /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";
-    /// 409: the lease to renew or release is not held under this lease id. Member: `resource`.
     LeaseLost = CONFLICT, "lease-lost", "The lease is not held";
-    /// 409: the resource has received the highest possible token. Members: `resource`, `max_token`.
     FenceExhausted = CONFLICT, "fence-exhausted", "No higher token is left";
-    /// 503: too many requests wait for this lease, or for all leases together. Member: `resource`.
     TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting";
-    /// 422: a part of the request is invalid. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
-    /// 401: the request has no secret, or its secret is unknown to the server.
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
-    /// 403: the request is for operators, but its secret is a holder's. The server also responds
-    /// with this type if the server has no secrets and the `Host` of the request does not denote
-    /// this machine.
     OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
-    /// 503: the server has too many concurrent requests, or is stopping.
     ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server is busy or stopping";
-    /// 415: the body of a request to the issuer, or a browser's request without a body, is not
-    /// declared as JSON.
     UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body is not JSON";
-    /// 400: the write has no idempotency key, but one is required.
     IdempotencyKeyRequired = BAD_REQUEST, "idempotency-key-required", "An idempotency key is required";
-    /// 400: the idempotency key is malformed.
     MalformedIdempotencyKey = BAD_REQUEST, "malformed-idempotency-key", "The idempotency key is malformed";
-    /// 400: a request with an idempotency key has cookies but no `Authorization`, and the service
-    /// does not identify its principals otherwise.
     IdempotencyPrincipalRequired = BAD_REQUEST, "idempotency-principal-required", "The idempotency key needs a principal";
-    /// 422: the idempotency key was used for another method, path, query, resource or body.
     IdempotencyMismatch = UNPROCESSABLE_ENTITY, "idempotency-mismatch", "The idempotency key belongs to another request";
-    /// 409: a request with this idempotency key is in progress.
     IdempotencyInFlight = CONFLICT, "idempotency-in-flight", "The request is in progress";
-    /// 500: the write under this idempotency key was committed, but its response was not stored.
     ResponseMissing = INTERNAL_SERVER_ERROR, "response-missing", "The response was not stored";
-    /// 500: the response could not be stored under the idempotency key. Nothing was written.
     ResponseNotStored = INTERNAL_SERVER_ERROR, "response-not-stored", "The response could not be stored";
-    /// 404: the path matches no route, so the request has no resource.
     UnknownRoute = NOT_FOUND, "unknown-route", "No such route";
-    /// 413: the body is longer than the limit. Member: `limit_bytes`.
     BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large";
-    /// 408: the body did not arrive in time.
     BodyTimeout = REQUEST_TIMEOUT, "body-timeout", "The body did not arrive in time";
-    /// 400: the body is incomplete, or its framing is invalid.
     MalformedBody = BAD_REQUEST, "malformed-body", "The body could not be read";
-    /// 503: the wait for the row lock or for a connection timed out. Nothing was written.
     FenceBusy = SERVICE_UNAVAILABLE, "fence-busy", "The resource is busy";
-    /// 503: a store is unreachable. A fenced request has written nothing. A request to an issuer
-    /// may have succeeded.
     StoreUnavailable = SERVICE_UNAVAILABLE, "store-unavailable", "A store is unavailable";
-    /// 503: the handler exceeded the hold timeout. Nothing was written.
     HandlerTimeout = SERVICE_UNAVAILABLE, "handler-timeout", "The request took too long";
-    /// 503: the response to COMMIT was lost. The write may or may not have been committed.
     OutcomeUnknown = SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is unknown";
-    /// 500: the transaction could not be committed, for example because the handler ignored the
-    /// error of a statement. Nothing was written.
     TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
-    /// 500: the handler tried to write to a protected table without an admission. Nothing was
-    /// written.
     UnfencedWrite = INTERNAL_SERVER_ERROR, "unfenced-write", "A protected table was written without an admission";
-    /// 500: the rows that a statement has written could not be decoded. The write is committed,
-    /// unless the request has an idempotency key. With a key, the write was rolled back.
     RowsUnreadable = INTERNAL_SERVER_ERROR, "rows-unreadable", "The rows of a write could not be read";
-    /// 500: the handler kept the transaction beyond its response. Nothing was written.
     TransactionEscaped = INTERNAL_SERVER_ERROR, "transaction-escaped", "The transaction escaped";
-    /// 500: a layer, a path parameter, a table or a privilege is missing. A fenced request has
-    /// written nothing. A request to an issuer may have succeeded.
     Misconfigured = INTERNAL_SERVER_ERROR, "misconfigured", "The service is misconfigured";
 }
 
@@ -221,6 +181,7 @@ impl Problem {
     }
 
     /// Adds a member after the standard members, or replaces an added member with the same name.
+    /// `name` must not be that of a standard member, such as `detail`.
     #[must_use]
     pub fn member(mut self, name: impl Into<Cow<'static, str>>, value: impl Into<Value>) -> Self {
         let (name, value) = (name.into(), value.into());
@@ -260,13 +221,10 @@ impl IntoResponse for Problem {
         _ = serde_json::to_writer(&mut body, &self);
         let mut response = (self.status, headers, body).into_response();
         if let Some(wait) = self.retry_after {
-            let seconds = wait
-                .as_millis()
-                .div_ceil(1_000)
-                .clamp(1, u128::from(u32::MAX));
+            let seconds = whole_ms(wait).div_ceil(1_000).max(1);
             response
                 .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from(seconds as u32));
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -278,9 +236,9 @@ mod tests {
 
     #[test]
     fn retry_after_is_rounded_up_to_whole_seconds() {
-        for (millis, seconds) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
+        for (micros, seconds) in [(0, "1"), (1, "1"), (1_000_000, "1"), (1_000_001, "2")] {
             let response = Problem::new(ProblemType::FenceBusy)
-                .retry_after(Duration::from_millis(millis))
+                .retry_after(Duration::from_micros(micros))
                 .into_response();
             assert_eq!(response.headers()[header::RETRY_AFTER], seconds);
             assert_eq!(response.headers()[header::CACHE_CONTROL], "no-store");

@@ -36,10 +36,9 @@ pub struct StaleToken {
     /// admit reusable tokens.
     ///
     /// The fence sets this field if a single-use token equals `max_token` and no newer grant was
-    /// announced. If grants are not announced, the field can be wrong. If the fence was raised for
-    /// the next higher token, or if that token was used for a reusable write, `max_token` then also
-    /// equals the presented token, although the presented token was not used. A used token that is
-    /// presented again as reusable, or to `Fence::raise`, is refused without this field.
+    /// announced. If grants are not announced, the field can be wrong: a fenced read or a reusable
+    /// write with the next higher token also sets `max_token` to the presented token. A used token
+    /// that is presented again as reusable, or to `Fence::raise`, is refused without this field.
     #[serde(default)]
     pub used: bool,
 }

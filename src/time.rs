@@ -22,7 +22,7 @@ pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
 }
 
 /// Converts milliseconds from a peer to a duration of at most 100 years, so that adding the result
-/// to a time does not overflow.
+/// to a time does not overflow on a clock that can represent 100 years.
 pub(crate) fn of_ms(ms: u64) -> Duration {
     Duration::from_millis(ms).min(CENTURY)
 }

@@ -46,34 +46,6 @@ impl Token {
         Ok(Self(value))
     }
 
-    /// Converts the `czxid` of the node that holds a ZooKeeper lock to a token with the same value.
-    ///
-    /// A zxid has the leader's epoch in the upper 32 bits and a counter in the lower 32 bits. All
-    /// zxids up to leader epoch 232,829 are valid tokens, and so are those of epoch 232,830 up to
-    /// the counter 2,764,472,319. Each leader election begins a new epoch.
-    ///
-    /// ```
-    /// use tower_fence::Token;
-    ///
-    /// let czxid = 0x1_0000_0004; // `Stat.czxid`: the fourth transaction of the first leader
-    /// assert_eq!(Token::from_zxid(czxid)?.get(), 4_294_967_300);
-    /// assert!(Token::from_zxid(232_831 << 32).is_err());
-    /// # Ok::<(), tower_fence::InvalidZxid>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns [`InvalidZxid`] if the zxid is above that range, or below 1. If the zxid is above
-    /// the range, the only remedy is a newly created ensemble, whose zxids begin at epoch 1 again.
-    /// The [guide](crate::guide::other_lock_servers#when-the-numbers-of-a-lock-server-decrease)
-    /// describes how to move to such an ensemble.
-    pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
-        match Self::new(zxid) {
-            Ok(token) => Ok(token),
-            Err(InvalidToken { value }) => Err(InvalidZxid { zxid: value }),
-        }
-    }
-
     /// Returns the integer.
     #[must_use]
     pub const fn get(self) -> i64 {
@@ -108,19 +80,6 @@ impl fmt::Display for Token {
 pub struct InvalidToken {
     /// The refused integer.
     pub value: i64,
-}
-
-/// Error returned for a ZooKeeper zxid that is not a valid [`Token`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "zxid {zxid:#x} of leader epoch {} is out of range: fencing tokens go up to 999999999999999, which is in leader \
-     epoch 232830",
-    .zxid.cast_unsigned() >> 32
-)]
-#[non_exhaustive]
-pub struct InvalidZxid {
-    /// The refused zxid.
-    pub zxid: i64,
 }
 
 /// Name of a protected resource: 1 to 255 bytes of UTF-8 without control characters.
@@ -228,20 +187,6 @@ mod tests {
         assert!(Token::new(1).is_ok() && Token::new(999_999_999_999_999).is_ok());
         for value in [i64::MIN, -1, 0, 1_000_000_000_000_000, i64::MAX] {
             assert_eq!(Token::new(value), Err(InvalidToken { value }));
-        }
-    }
-
-    #[test]
-    fn refused_zxid_is_reported_with_its_leader_epoch() {
-        for (epoch, counter) in [(0, 0), (232_830, 2_764_472_320), (1 << 31, 0)] {
-            let zxid = (epoch << 32) | counter;
-            let refused = Token::from_zxid(zxid).unwrap_err();
-            assert_eq!(refused.zxid, zxid);
-            let text = refused.to_string();
-            assert!(
-                text.contains(&format!("of leader epoch {epoch} is out of range")),
-                "{text}"
-            );
         }
     }
 

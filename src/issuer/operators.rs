@@ -67,12 +67,15 @@ pub(super) async fn break_lease<L: LeaseAdmin>(
     let subject = resource.clone();
     let breaking = async move {
         let broken = leases.break_lease(&subject, body.token).await;
-        if let Ok(true) = broken {
-            tracing::warn!(
-                resource = subject.as_str(),
-                token = body.token.map(Token::get),
-                "broke a lease"
-            );
+        let (resource, token) = (subject.as_str(), body.token.map(Token::get));
+        match &broken {
+            Ok(true) => tracing::warn!(resource, token, "broke a lease"),
+            Err(LeaseError::Unavailable(_)) => tracing::warn!(
+                resource,
+                token,
+                "a lease may have been broken: the store has not confirmed it"
+            ),
+            _ => {}
         }
         broken
     };

@@ -93,8 +93,8 @@ impl Rejection {
     }
 }
 
-/// Returns the rejection of a request to end a lease that is not held, or of a queued request whose
-/// client has released its lease id. Neither case shows that a holder has lost its lease.
+/// Returns the rejection of a request to end a lease that is not held. It does not show that a holder
+/// has lost its lease.
 pub(super) fn not_held(resource: &Resource) -> Rejection {
     let problem = ProblemType::LeaseLost.name();
     metrics::lease_refused(problem, Some("end"));
@@ -346,7 +346,7 @@ mod tests {
         for (error, count, line) in [
             (
                 LeaseError::unavailable(io::Error::other("refused")),
-                1,
+                2,
                 r#"ERROR the lease store is unavailable resource="sku-1" error="refused""#,
             ),
             (
@@ -354,7 +354,7 @@ mod tests {
                 6,
                 r#"ERROR the lease store is misconfigured resource="sku-1" error="no table""#,
             ),
-            (busy.into(), 1, "WARN the resource or the pool is busy"),
+            (busy.into(), 2, "WARN the resource or the pool is busy"),
             (
                 LeaseError::Exhausted {
                     resource: Resource::new("sku-1").unwrap(),
@@ -391,6 +391,8 @@ mod tests {
             });
             let lines: Vec<_> = log.lines().collect();
             assert_eq!(lines.len(), count, "{log}");
+            let unconfirmed = log.contains("WARN") && log.contains("a lease may have been broken");
+            assert_eq!(unconfirmed, count == 2, "{log}");
             let (level, message) = line.split_once(' ').unwrap();
             for part in [level, message, r#"resource="sku-1""#] {
                 assert!(lines[0].contains(part), "{part}: {log}");

@@ -105,14 +105,23 @@ impl Held {
         self
     }
 
-    /// Sets the time of the grant. Responses cannot represent a time before 1970 or after the year
-    /// 9999, so such a time counts as unknown.
+    /// Sets the time of the grant.
     #[must_use]
-    pub fn granted_at(mut self, time: SystemTime) -> Self {
-        let since_1970 = time.duration_since(UNIX_EPOCH).ok();
-        let has_text = since_1970.is_some_and(|since| since.as_secs() < YEAR_10000);
-        self.granted_at = has_text.then_some(time);
+    pub const fn granted_at(mut self, time: SystemTime) -> Self {
+        self.granted_at = Some(time);
         self
+    }
+
+    /// Returns the time of the grant as in RFC 3339. It is unknown before 1970 and after the year
+    /// 9999, because it has no such text.
+    #[doc(hidden)]
+    #[cfg(any(feature = "issuer", feature = "client"))]
+    #[must_use]
+    pub fn granted_at_text(&self) -> Option<String> {
+        let time = self.granted_at?;
+        let since_1970 = time.duration_since(UNIX_EPOCH).ok()?;
+        let has_text = since_1970.as_secs() < YEAR_10000;
+        has_text.then(|| humantime::format_rfc3339_seconds(time).to_string())
     }
 }
 
@@ -121,20 +130,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_of_the_grant_has_a_text_form() {
-        let token = Token::new(1).unwrap();
-        let granted_at = |time| Held::new(token, Duration::ZERO).granted_at(time).granted_at;
+    fn time_of_the_grant_without_a_text_is_unknown() {
         let last = UNIX_EPOCH + Duration::from_secs(YEAR_10000 - 1);
         let second = Duration::from_secs(1);
-        for (time, is_known) in [
-            (UNIX_EPOCH - second, false),
-            (UNIX_EPOCH, true),
-            (last, true),
-            (last + second, false),
+        for (time, text) in [
+            (UNIX_EPOCH - second, None),
+            (UNIX_EPOCH, Some("1970-01-01T00:00:00Z")),
+            (last, Some("9999-12-31T23:59:59Z")),
+            (last + second, None),
         ] {
-            let granted_at = granted_at(time);
-            assert_eq!(granted_at.is_some(), is_known, "{time:?}");
-            granted_at.map(|time| humantime::format_rfc3339_seconds(time).to_string());
+            let held = Held::new(Token::MIN, Duration::ZERO).granted_at(time);
+            assert_eq!(held.granted_at_text().as_deref(), text);
         }
     }
 }

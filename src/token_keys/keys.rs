@@ -105,17 +105,20 @@ impl TokenKeys {
         // `new` refuses an empty set.
         let key = &keys[0];
         let mac = key.sign(&self.audience, resource, token);
-        FencingToken::new(token)
-            .with_resource(resource.clone())
-            .with_key(key.id().clone())
-            .with_mac(mac.to_vec())
+        FencingToken {
+            token,
+            resource: Some(resource.clone()),
+            key: Some(key.id().clone()),
+            mac: Some(mac.to_vec().into()),
+        }
     }
 
     /// Verifies that the issuer granted this token, and returns the resource for which it was
     /// granted.
     ///
     /// Verification does not check whether the token is stale, because that is the task of the
-    /// fence. The time that verification takes does not depend on the MAC or on the outcome.
+    /// fence. The time that verification takes depends neither on the bytes of the MAC nor on whether
+    /// the key is known.
     ///
     /// # Errors
     ///

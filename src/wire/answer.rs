@@ -80,9 +80,7 @@ impl From<&Held> for HeldBody {
     fn from(held: &Held) -> Self {
         Self {
             owner: held.owner.as_ref().map(|owner| owner.as_str().into()),
-            granted_at: held
-                .granted_at
-                .map(|time| humantime::format_rfc3339_seconds(time).to_string()),
+            granted_at: held.granted_at_text(),
             token: held.token,
             ttl_ms: whole_ms(held.ttl),
             waiters: held.waiters,

@@ -8,14 +8,15 @@ use std::time::Duration;
 #[cfg(feature = "client")]
 use serde::Deserialize;
 
-use crate::{lease::LeaseError, problem::ProblemType};
-#[cfg(feature = "issuer")]
-use crate::{problem::Problem, time::whole_ms};
 #[cfg(feature = "client")]
 use crate::{
+    chain::is_deceptive,
     time::of_ms,
     token::{Resource, Token},
 };
+use crate::{lease::LeaseError, problem::ProblemType};
+#[cfg(feature = "issuer")]
+use crate::{problem::Problem, time::whole_ms};
 
 /// Returns the problem type of the response to an error of the store.
 #[cfg(feature = "issuer")]
@@ -82,32 +83,26 @@ struct ProblemBody {
 #[cfg(feature = "client")]
 pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseError> {
     let problem: ProblemBody = serde_json::from_slice(body).ok()?;
-    let is = |kind: ProblemType| problem.kind == kind.uri();
-    if is(ProblemType::InvalidRequest) {
-        let [field, detail] = [problem.field, problem.detail].map(Option::unwrap_or_default);
-        return Some(LeaseError::invalid(limited(&field), limited(&detail)));
-    }
-    if is(ProblemType::Misconfigured) {
-        let detail = limited(&problem.detail.unwrap_or_default());
-        return Some(LeaseError::Misconfigured(Arc::from(Box::from(detail))));
-    }
-    let resource = resource?.clone();
-    if is(ProblemType::LockHeld) {
-        let retry_after = of_ms(problem.retry_after_ms.unwrap_or(0));
-        return Some(LeaseError::Held {
-            resource,
-            retry_after,
-        });
-    }
-    if is(ProblemType::LeaseLost) {
-        return Some(LeaseError::Lost { resource });
-    }
-    if is(ProblemType::TooManyWaiters) {
-        return Some(LeaseError::TooManyWaiters { resource });
-    }
-    is(ProblemType::FenceExhausted).then(|| LeaseError::Exhausted {
-        resource,
-        max_token: problem.max_token.unwrap_or(Token::MAX.get()),
+    let kind = ProblemType::ALL
+        .iter()
+        .find(|kind| kind.uri() == problem.kind)?;
+    let detail = limited(&problem.detail.unwrap_or_default());
+    Some(match kind {
+        ProblemType::InvalidRequest => {
+            LeaseError::invalid(limited(&problem.field.unwrap_or_default()), detail)
+        }
+        ProblemType::Misconfigured => LeaseError::Misconfigured(Arc::from(Box::from(detail))),
+        ProblemType::LockHeld => {
+            LeaseError::held(resource?, of_ms(problem.retry_after_ms.unwrap_or(0)))
+        }
+        ProblemType::LeaseLost => LeaseError::lost(resource?),
+        ProblemType::TooManyWaiters => LeaseError::TooManyWaiters {
+            resource: resource?.clone(),
+        },
+        ProblemType::FenceExhausted => {
+            LeaseError::exhausted(resource?, problem.max_token.unwrap_or(Token::MAX.get()))
+        }
+        _ => return None,
     })
 }
 
@@ -115,11 +110,11 @@ pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseErro
 #[cfg(feature = "client")]
 const LONGEST_TEXT: usize = 300;
 
-/// Returns the beginning of a peer's text, without control characters, for an error message.
+/// Returns the beginning of a peer's text, without deceptive characters, for an error message.
 #[cfg(feature = "client")]
 pub(crate) fn limited(text: &str) -> String {
-    let printable = text.chars().filter(|char| !char.is_control());
-    printable.take(LONGEST_TEXT).collect()
+    let honest = text.chars().filter(|c| !is_deceptive(*c));
+    honest.take(LONGEST_TEXT).collect()
 }
 
 #[cfg(all(test, feature = "issuer", feature = "client"))]
@@ -129,14 +124,14 @@ mod tests {
     #[test]
     fn text_of_a_peer_is_limited() {
         for kind in [ProblemType::InvalidRequest, ProblemType::Misconfigured] {
-            let detail = "é\n".repeat(100_000);
+            let detail = "é\n\u{202e}".repeat(100_000);
             let problem = Problem::new(kind).detail(&detail);
             let problem = problem.member("field", detail.as_str());
             let body = serde_json::to_vec(&problem).unwrap();
             let error = read(&body, None).unwrap();
             let text = crate::chain::Chain(&error).to_string();
             assert!(
-                text.contains('é') && text.len() < 1_500 && !text.contains('\n'),
+                text.contains("éé") && text.len() < 1_500 && !text.contains("u{202e}"),
                 "{text}"
             );
         }

@@ -4,7 +4,7 @@ use std::{error::Error, path::PathBuf, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
 use sqlx::{
-    Connection, PgConnection, PgPool, Postgres,
+    ConnectOptions, Connection, PgConnection, PgPool, Postgres,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::timeout;
@@ -181,8 +181,11 @@ impl DatabaseArgs {
         let place = place(&options);
         if self.transaction_pooling {
             // Behind a pooler, a statement that was prepared on one server connection is unknown on
-            // the next one.
-            options = options.statement_cache_capacity(0);
+            // the next one. The texts of statements contain the digests of lease ids, so sqlx must
+            // not log them.
+            options = options
+                .statement_cache_capacity(0)
+                .disable_statement_logging();
         }
         let builder = self.schema.builder()?;
         let builder = builder.transaction_pooling(self.transaction_pooling);

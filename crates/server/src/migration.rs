@@ -6,7 +6,10 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Row, migrate::Migr
 use tokio::time::{sleep, timeout};
 use tower_fence::{AdmitError, Fence};
 
-use crate::{database::may_pass, failure::Failure};
+use crate::{
+    database::may_pass,
+    failure::{Failure, shown},
+};
 
 /// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);
@@ -85,10 +88,12 @@ pub struct Fences {
 pub async fn fences(conn: &mut PgConnection, schema: &str) -> sqlx::Result<Fences> {
     let sql = AssertSqlSafe(FENCES.replace("{schema}", schema));
     let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
+    let (owner, others): (Option<String>, Option<String>) =
+        (row.try_get("owner")?, row.try_get("others")?);
     Ok(Fences {
-        owner: row.try_get("owner")?,
+        owner: owner.as_deref().map(shown),
         misses_failovers: row.try_get("misses_failovers")?,
-        others: row.try_get("others")?,
+        others: others.as_deref().map(shown),
     })
 }
 

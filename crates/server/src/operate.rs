@@ -89,7 +89,7 @@ pub async fn leases(args: LeasesArgs) -> Result<u8, Failure> {
             held.owner
                 .as_ref()
                 .map_or_else(|| "-".into(), |owner| shown(owner.as_str())),
-            since(held).unwrap_or_else(|| "-".into()),
+            held.granted_at_text().unwrap_or_else(|| "-".into()),
             format!("{:.1}s", held.ttl.as_secs_f64()),
             held.waiters.to_string(),
         ]
@@ -112,7 +112,7 @@ pub async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
                 .as_ref()
                 .map(|owner| format!(" by {}", shown(owner.as_str())))
                 .unwrap_or_default(),
-            since(held)
+            held.granted_at_text()
                 .map(|time| format!(" since {time}"))
                 .unwrap_or_default(),
             held.token,
@@ -167,12 +167,6 @@ fn object(resource: &Resource, held: &Held) -> Value {
     object["resource"] = json!(resource);
     object["held"] = true.into();
     object
-}
-
-/// Returns the time when a lease was granted, if the store records it.
-fn since(held: &Held) -> Option<String> {
-    let granted_at = held.granted_at?;
-    Some(humantime::format_rfc3339_seconds(granted_at).to_string())
 }
 
 /// Formats rows in columns, each as wide as its widest cell.

@@ -73,13 +73,21 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     async fn reset_and_log(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
-        let before = self.inspect(resource).await?;
+        let (name, before) = (resource.as_str(), self.inspect(resource).await?);
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one.in_lock_order()).await?;
         let limits = self.limits_on_workers().await?;
-        let granted = self
-            .in_transaction(limits, async |on| DB::reset(on, resource, token).await)
-            .await?;
+        let reset = self.in_transaction(limits, async |on| DB::reset(on, resource, token).await);
+        let granted = reset.await.inspect_err(|error| {
+            if let AdmitError::Unavailable(_) = error {
+                tracing::warn!(
+                    resource = name,
+                    token = token.get(),
+                    before,
+                    "the fence may have been reset: the database has not confirmed it"
+                );
+            }
+        })?;
         if granted > token.get() {
             return Err(ResetError::BelowGranted {
                 resource: resource.clone(),
@@ -89,7 +97,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
         self.stale.remove(resource);
         tracing::warn!(
-            resource = resource.as_str(),
+            resource = name,
             token = token.get(),
             before,
             "the fence was reset"

@@ -277,14 +277,15 @@ impl Functions {
 fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
     let name: String = row.try_get("resource").map_err(unavailable)?;
     let owner: Option<String> = row.try_get("owner").map_err(unavailable)?;
-    let held = Held {
-        token: token(row)?,
-        // Other programs may have written an invalid label.
-        owner: owner.and_then(|owner| Owner::new(owner).ok()),
-        ttl: Duration::from_millis(unsigned(row, "left_ms")?),
-        waiters: unsigned(row, "waiters")?,
-        granted_at: UNIX_EPOCH.checked_add(Duration::from_secs(unsigned(row, "granted_at")?)),
-    };
+    let mut held = Held::new(
+        token(row)?,
+        Duration::from_millis(unsigned(row, "left_ms")?),
+    )
+    // Other programs may have written an invalid label.
+    .owner(owner.and_then(|owner| Owner::new(owner).ok()))
+    .waiters(unsigned(row, "waiters")?);
+    let since_1970 = Duration::from_secs(unsigned(row, "granted_at")?);
+    held.granted_at = UNIX_EPOCH.checked_add(since_1970);
     Ok((Resource::new(name).map_err(LeaseError::unavailable)?, held))
 }
 

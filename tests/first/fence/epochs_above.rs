@@ -25,7 +25,7 @@ async fn epochs_of_every_partition_begin_above_a_token<DB: TestDatabase>() {
     fence.begin_epochs_above(below).await.unwrap();
     assert_eq!(next(1).await, 1);
     fence.report_epoch(2, Epoch::new(9).unwrap()).await.unwrap();
-    let highest = Token::from_zxid(0x1_0000_0004).unwrap();
+    let highest = Token::new(0x1_0000_0004).unwrap();
     fence.begin_epochs_above(highest).await.unwrap();
     for (partition, epoch) in [(0, 5), (1, 5), (2, 10), (110, 5), (255, 5)] {
         assert_eq!(next(partition).await, epoch, "partition {partition}");

@@ -53,7 +53,7 @@ async fn wiped_zookeeper_is_refused_until_a_reset() {
 
     // The required step is a reset to the token of the new holder, after all older holders have
     // ended.
-    let granted = Token::from_zxid(token).unwrap();
+    let granted = Token::new(token).unwrap();
     inventory.fence.reset(&sku(), granted).await.unwrap();
     inventory
         .write("sku-1", token)
@@ -75,13 +75,13 @@ async fn zxids_of_zookeeper_are_tokens_up_to_leader_epoch_232830() {
     let holder = zookeeper.holder("sku-1", &inventory.url());
     let (token, status) = holder.finish().await;
     assert_eq!((token >> 32, status), (232_830, 200));
-    assert_eq!(Token::from_zxid(token).unwrap().get(), token);
+    assert_eq!(Token::new(token).unwrap().get(), token);
     zookeeper.kill();
     zookeeper.start_again().await;
     let holder = zookeeper.holder("sku-1", &inventory.url());
     let (token, status) = holder.finish().await;
     assert_eq!((token >> 32, status), (232_831, 400));
-    Token::from_zxid(token).unwrap_err();
+    Token::new(token).unwrap_err();
 }
 
 /// The tokens of this crate's issuer begin below those of ZooKeeper.
@@ -120,7 +120,7 @@ async fn change_from_zookeeper_needs_a_step_without_announced_grants() {
     assert_eq!(inventory.write("sku-1", unseen).await.status, 200);
 
     // Without announcements, one step is needed before the first grant.
-    let highest = Token::from_zxid(unseen).unwrap();
+    let highest = Token::new(unseen).unwrap();
     inventory.fence.begin_epochs_above(highest).await.unwrap();
     let lease = unannounced().acquire(&sku(), request()).await.unwrap();
     let above = lease.token.get();
