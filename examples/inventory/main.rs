@@ -46,7 +46,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let filter = match env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(filter) => EnvFilter::try_new(filter)?,
+        Ok(filter) => EnvFilter::try_new(filter).map_err(|error| format!("RUST_LOG: {error}"))?,
         Err(_) => "info,sqlx=warn,redis=off".into(),
     };
     let events = Events::new();
@@ -136,8 +136,8 @@ fn routes<DB: Stock, L: LeaseAdmin + Clone>(
 }
 
 /// A database of the service. If there is no Redis, the kind of the database determines the lease
-/// store. Each grant is announced. A holder may therefore read with a plain GET after the grant, and
-/// write a value that it has computed from the result.
+/// store. Each grant is announced. A holder may therefore read with a plain GET after the grant,
+/// and write a value that it has computed from the result.
 trait Deployment: FenceDatabase {
     /// Builds the routes, and returns them with the name of the lease store.
     fn router(

@@ -93,8 +93,8 @@ impl Rejection {
     }
 }
 
-/// Returns the rejection of a request to end a lease that is not held. It does not show that a holder
-/// has lost its lease.
+/// Returns the rejection of a request to end a lease that is not held. The request does not show
+/// that a holder has lost its lease.
 pub(super) fn not_held(resource: &Resource) -> Rejection {
     let problem = ProblemType::LeaseLost.name();
     metrics::lease_refused(problem, Some("end"));

@@ -1,6 +1,6 @@
 //! Held leases: [`Lease`] with its secrets, for its holder, and [`Held`] without them.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use super::{LeaseId, Owner};
 use crate::{
@@ -8,9 +8,6 @@ use crate::{
     token::{Resource, Token},
     token_keys::TokenKeys,
 };
-
-/// The beginning of the year 10000, in seconds since 1970.
-const YEAR_10000: u64 = 253_402_300_800;
 
 /// Held lease with its secrets, for its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,30 +109,33 @@ impl Held {
         self
     }
 
-    /// Returns the time of the grant as in RFC 3339. It is unknown before 1970 and after the year
-    /// 9999, because it has no such text.
+    /// Returns the time of the grant as in RFC 3339, or `None` if it is unknown, before 1970, or after
+    /// the year 9999.
     #[doc(hidden)]
     #[cfg(any(feature = "issuer", feature = "client"))]
     #[must_use]
     pub fn granted_at_text(&self) -> Option<String> {
+        /// The beginning of the year 10000, in seconds since 1970.
+        const YEAR_10000: u64 = 253_402_300_800;
         let time = self.granted_at?;
-        let since_1970 = time.duration_since(UNIX_EPOCH).ok()?;
+        let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
         let has_text = since_1970.as_secs() < YEAR_10000;
         has_text.then(|| humantime::format_rfc3339_seconds(time).to_string())
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, any(feature = "issuer", feature = "client")))]
 mod tests {
     use super::*;
 
     #[test]
     fn time_of_the_grant_without_a_text_is_unknown() {
-        let last = UNIX_EPOCH + Duration::from_secs(YEAR_10000 - 1);
+        let first = SystemTime::UNIX_EPOCH;
+        let last = first + Duration::from_secs(253_402_300_799);
         let second = Duration::from_secs(1);
         for (time, text) in [
-            (UNIX_EPOCH - second, None),
-            (UNIX_EPOCH, Some("1970-01-01T00:00:00Z")),
+            (first - second, None),
+            (first, Some("1970-01-01T00:00:00Z")),
             (last, Some("9999-12-31T23:59:59Z")),
             (last + second, None),
         ] {

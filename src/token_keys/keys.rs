@@ -117,8 +117,8 @@ impl TokenKeys {
     /// granted.
     ///
     /// Verification does not check whether the token is stale, because that is the task of the
-    /// fence. The time that verification takes depends neither on the bytes of the MAC nor on whether
-    /// the key is known.
+    /// fence. The time that verification takes depends neither on the bytes of the MAC nor on
+    /// whether the key is known.
     ///
     /// # Errors
     ///

@@ -7,8 +7,8 @@ use std::{
 };
 
 use tower_fence::events::TARGET;
-use tracing::{Level, Subscriber};
-use tracing_subscriber::{Layer, filter::Targets, layer::Context, registry::LookupSpan};
+use tracing::{Subscriber, subscriber::Interest};
+use tracing_subscriber::{Layer, filter::dynamic_filter_fn, layer::Context, registry::LookupSpan};
 
 use crate::event::{Event, KINDS, What};
 
@@ -54,8 +54,16 @@ impl Events {
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
     {
-        let targets = Targets::new().with_target(TARGET, Level::TRACE);
-        self.clone().with_filter(targets)
+        // The interest must depend on each event. If it were "always", an unrelated check of the
+        // facade `log` on the same thread could make the filters of all layers skip an event.
+        let is_event =
+            dynamic_filter_fn(|of, _| of.target() == TARGET).with_callsite_filter(|of| {
+                match of.target() == TARGET {
+                    true => Interest::sometimes(),
+                    false => Interest::never(),
+                }
+            });
+        self.clone().with_filter(is_event)
     }
 
     pub(crate) fn feed(&self) -> &Feed {

@@ -117,7 +117,7 @@ impl IntoResponse for Rejection {
             Self::Fence(error) => {
                 tracing::error!(
                     error = Chain(error).to_string(),
-                    "the console cannot read the fence"
+                    "the console got no answer from the fence"
                 );
             }
             _ => {}
