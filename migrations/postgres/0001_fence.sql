@@ -19,22 +19,18 @@
 DO $fence$
 BEGIN
     IF current_setting('server_version_num')::integer < 140000 THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'feature_not_supported',
+        RAISE feature_not_supported USING
             MESSAGE = concat('tower-fence needs Postgres 14 or later, not ', current_setting('server_version'));
     ELSIF version() ~ '(CockroachDB|-YB-)' THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'feature_not_supported', MESSAGE = concat('tower-fence needs Postgres, not ', version());
+        RAISE feature_not_supported USING MESSAGE = concat('tower-fence needs Postgres, not ', version());
     ELSIF current_setting('server_encoding') <> 'UTF8' THEN
         -- Resource names are UTF-8. Another encoding cannot store all of them.
-        RAISE EXCEPTION USING
-            ERRCODE = 'feature_not_supported',
+        RAISE feature_not_supported USING
             MESSAGE = concat('tower-fence needs a database with the encoding UTF8, not ',
                 current_setting('server_encoding')),
             HINT = 'Create a database with ENCODING ''UTF8'' TEMPLATE template0.';
     ELSIF to_regclass('tower_fence.floors') IS NOT NULL THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'object_not_in_prerequisite_state',
+        RAISE object_not_in_prerequisite_state USING
             MESSAGE = concat('the schema ', rtrim('tower_fence.', '.'), ' has tables of the fence, but no migration history'),
             HINT = 'If the tables are empty because a dump without data was restored, drop the schema and migrate again. '
                 'Otherwise restore the rows of the table migrations: without its data, the fence admits stale tokens.';
@@ -49,8 +45,7 @@ BEGIN
         SELECT t.typname FROM pg_type AS t
         WHERE t.typnamespace = to_regnamespace(rtrim('tower_fence.', '.')) AND t.typrelid = 0 AND t.typelem = 0
     ) THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'object_not_in_prerequisite_state',
+        RAISE object_not_in_prerequisite_state USING
             MESSAGE = concat('the schema ', rtrim('tower_fence.', '.'), ' has objects that do not belong to the fence'),
             HINT = 'Each migration sets the owners and the privileges of all objects in the schema. Choose a schema '
                 'that only the fence uses.';
@@ -170,7 +165,7 @@ RETURNS text LANGUAGE sql AS $fence$
         pg_catalog.left(pg_catalog.current_setting('server_version_num'), 2)
         || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END
 $fence$;
-COMMENT ON FUNCTION tower_fence.current_history() IS
+COMMENT ON FUNCTION tower_fence.current_history IS
     'The major version and the timeline of the server. If this value changes, a failover has occurred.';
 
 -- Without a timeline that changes whenever data is lost, the fence detects no failover, and may
@@ -218,17 +213,16 @@ FROM generate_series(0, 255) AS number;
 CREATE FUNCTION tower_fence.refuse_malformed(reason text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RAISE EXCEPTION USING ERRCODE = 'TF400', MESSAGE = reason,
+    RAISE SQLSTATE 'TF400' USING MESSAGE = reason,
         HINT = 'Pass the token, or the whole Fencing-Token field, and the resource name as the issuer returned them.';
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_malformed(text) IS 'Raises TF400.';
+COMMENT ON FUNCTION tower_fence.refuse_malformed IS 'Raises TF400.';
 
 CREATE FUNCTION tower_fence.refuse_stale(resource text, token bigint, max_token bigint, by_floor boolean, used boolean)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'TF412',
+    RAISE SQLSTATE 'TF412' USING
         MESSAGE = concat('token ', token, ' for ', resource, CASE
             WHEN by_floor THEN concat(' is not newer than ', max_token, ', the floor of its partition')
             WHEN used THEN ' was used already'
@@ -245,30 +239,27 @@ BEGIN
         )::text;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean) IS 'Raises TF412.';
+COMMENT ON FUNCTION tower_fence.refuse_stale IS 'Raises TF412.';
 
 CREATE FUNCTION tower_fence.refuse_incomplete(partition smallint)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     IF (refuse_incomplete.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
+        RAISE invalid_parameter_value USING
             MESSAGE = concat('a partition must be a number from 0 to 255, not ',
                 coalesce(refuse_incomplete.partition::text, 'null'));
     ELSIF row_security_active('tower_fence.floors') THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'insufficient_privilege',
+        RAISE insufficient_privilege USING
             MESSAGE = 'row-level security hides rows of the table floors from the fence',
             HINT = 'Disable row-level security on the tables of the fence.';
     END IF;
-    RAISE EXCEPTION USING
-        ERRCODE = 'object_not_in_prerequisite_state',
+    RAISE object_not_in_prerequisite_state USING
         MESSAGE = concat('floors has no row for partition ', refuse_incomplete.partition,
             ': the tables of the fence were emptied, or restored in part'),
         HINT = 'Restore the whole database from a backup, and call tower_fence.after_failover().';
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS
+COMMENT ON FUNCTION tower_fence.refuse_incomplete IS
     'Raises the error for a partition that is out of range, or whose row in floors is missing or hidden.';
 
 -- A token is an Integer of RFC 9651 that is at least 1.
@@ -283,7 +274,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.check_token(bigint) IS 'Raises TF400 unless the integer is a fencing token.';
+COMMENT ON FUNCTION tower_fence.check_token IS 'Raises TF400 unless the integer is a fencing token.';
 
 CREATE FUNCTION tower_fence.check_resource(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -302,7 +293,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless the text is a resource name.';
+COMMENT ON FUNCTION tower_fence.check_resource IS 'Raises TF400 unless the text is a resource name.';
 
 -- There is no warning if another function calls the caller. In the simple query protocol, the
 -- function raises the warning if the statement begins its transaction and is the only statement of
@@ -335,7 +326,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.warn_outside_transaction(text) IS
+COMMENT ON FUNCTION tower_fence.warn_outside_transaction IS
     'Warns if the calling statement runs in a transaction of its own.';
 
 CREATE FUNCTION tower_fence.wait_for_disk()
@@ -348,7 +339,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.wait_for_disk() IS
+COMMENT ON FUNCTION tower_fence.wait_for_disk IS
     'Makes the COMMIT of this transaction wait for the disk, even if synchronous_commit is off or local in the '
     'session.';
 
@@ -373,7 +364,7 @@ BEGIN
     RETURN ~crc & 255;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.partition_of(text) IS
+COMMENT ON FUNCTION tower_fence.partition_of IS
     'The partition of a resource: the low byte of the CRC-32 (IEEE 802.3) of its name in UTF-8.';
 
 -- Returns 1,000 for each step from one timeline to the next. Timelines that this database has not
@@ -392,7 +383,7 @@ RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $
         ELSE 1
     END
 $fence$;
-COMMENT ON FUNCTION tower_fence.forgotten_epochs(text, text) IS
+COMMENT ON FUNCTION tower_fence.forgotten_epochs IS
     'The number of epochs that failovers between two timelines may have lost, with a margin.';
 
 CREATE FUNCTION tower_fence.move_up(partition smallint, forgotten bigint)
@@ -414,7 +405,7 @@ BEGIN
     RETURN stale;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
+COMMENT ON FUNCTION tower_fence.move_up IS
     'Makes all granted tokens of a partition stale, including tokens whose grants the database has lost, and returns '
     'the highest stale token. If no partition has an epoch, returns null and changes nothing, because the tokens '
     'belong to another issuer.';
@@ -425,9 +416,7 @@ COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
 --
 -- after_failover() calls this function for each row. Without settings of its own, the function can
 -- be inlined. It needs no search_path, because its operators are qualified.
-CREATE FUNCTION tower_fence.max_token_after(
-    max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
-)
+CREATE FUNCTION tower_fence.max_token_after(max_token bigint, announced bigint, failover_floor bigint, forgotten bigint)
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $fence$
     SELECT CASE
         WHEN failover_floor OPERATOR(pg_catalog.=) 0 THEN max_token
@@ -437,7 +426,7 @@ RETURNS bigint LANGUAGE sql IMMUTABLE AS $fence$
         ))
     END
 $fence$;
-COMMENT ON FUNCTION tower_fence.max_token_after(bigint, bigint, bigint, bigint) IS
+COMMENT ON FUNCTION tower_fence.max_token_after IS
     'The max_token of a row after a failover that made all tokens up to failover_floor stale.';
 
 -- With `enable_seqscan = off`, a scan that cannot be avoided has a high cost, which would start the
@@ -480,7 +469,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
+COMMENT ON FUNCTION tower_fence.catch_up_partition IS
     'Moves a partition to the timeline of this server, and returns whether the partition was on another timeline.';
 
 -- The tokens of a row are compared with failover_floor, the highest token that could have been
@@ -524,7 +513,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.catch_up(text) IS
+COMMENT ON FUNCTION tower_fence.catch_up IS
     'Moves a resource and its partition to the timeline of this server, and breaks the lease on the resource if its '
     'token has become stale. Returns whether the resource was on another timeline.';
 
@@ -551,7 +540,7 @@ BEGIN
     END IF;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
+COMMENT ON FUNCTION tower_fence.stale_up_to IS
     'Returns the highest stale token of a resource, which is max_token of its row or, without a row, the floor of its '
     'partition. Also returns whether a higher token was announced, or was used after the announcement of max_token. If '
     'so, max_token itself was not necessarily used.';
@@ -568,7 +557,7 @@ BEGIN
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.floor_of(text, smallint, text) IS
+COMMENT ON FUNCTION tower_fence.floor_of IS
     'The highest stale token of a resource without a row, or null if its partition is not on the timeline of this '
     'server.';
 
@@ -576,7 +565,7 @@ CREATE FUNCTION tower_fence.catch_up_in_transaction(resource text)
 RETURNS boolean LANGUAGE sql AS $fence$
     SELECT tower_fence.catch_up(catch_up_in_transaction.resource)
 $fence$;
-COMMENT ON FUNCTION tower_fence.catch_up_in_transaction(text) IS
+COMMENT ON FUNCTION tower_fence.catch_up_in_transaction IS
     'Calls catch_up() for a function that runs in the transaction that writes.';
 
 -- At READ COMMITTED, each statement sees all transactions that were committed before the statement
@@ -642,7 +631,7 @@ BEGIN
     outcome := CASE WHEN max_token >= try_admit.token THEN 'stale' ELSE 'behind' END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.try_admit(text, bigint, boolean) IS
+COMMENT ON FUNCTION tower_fence.try_admit IS
     'Admits a token in this transaction. Returns admitted, stale (with the highest stale token), or behind. If the '
     'outcome is behind, call catch_up() and retry.';
 
@@ -670,7 +659,7 @@ BEGIN
         HINT = 'Retry the transaction.';
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
+COMMENT ON FUNCTION tower_fence.admit IS
     'Admits a token in the transaction that writes, and returns max_token, which is the token itself or, if the token '
     'is reusable, the number before it. Raises TF412 if the token is stale, TF400 if the token or the resource name is '
     'invalid, 40001 if other transactions change the row during the call, and 42501, 55000 or 57P03 if the fence '
@@ -763,7 +752,7 @@ BEGIN
     END LOOP;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.header_tokens(text) IS
+COMMENT ON FUNCTION tower_fence.header_tokens IS
     'The tokens of a Fencing-Token field, each with the resource that it names. Raises TF400 for a malformed '
     'field. Signatures are not verified.';
 
@@ -783,8 +772,7 @@ BEGIN
     ELSIF found_tokens.number > 1 AND found_tokens.named < found_tokens.number THEN
         PERFORM tower_fence.refuse_malformed('a field with several tokens must name the resource of each');
     ELSIF found_tokens.own IS NULL THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'TF403',
+        RAISE SQLSTATE 'TF403' USING
             MESSAGE = concat('the field has no token for ', resource),
             HINT = 'Send the token that was granted for this resource.',
             DETAIL = json_build_object('resource', resource)::text;
@@ -795,7 +783,7 @@ BEGIN
     RETURN own_token;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
+COMMENT ON FUNCTION tower_fence.admit_header IS
     'Like admit(), with the unchanged value of the Fencing-Token field. If the request has several field lines, join '
     'them with commas. Raises the errors of admit(), TF400 if the field is malformed or has no token, and TF403 if all '
     'its tokens are for other resources. For a field with several tokens, call the function once for each resource of '
@@ -819,8 +807,7 @@ BEGIN
     IF (octet_length(admit_once.scope) = 32 AND octet_length(admit_once.fingerprint) = 32
         AND octet_length(admit_once.key) BETWEEN 1 AND 255 AND admit_once.ttl_ms BETWEEN 1 AND 3155760000000
     ) IS NOT TRUE THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
+        RAISE invalid_parameter_value USING
             MESSAGE = 'scope and fingerprint must have 32 bytes, key must have 1 to 255 bytes, and ttl_ms must be '
                 'from 1 to 3155760000000';
     END IF;
@@ -872,17 +859,13 @@ BEGIN
     FROM tower_fence.try_admit(admit_once.resource, admit_once.token, admit_once.reusable) AS a;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.admit_once(
-    bytea, text, bytea, bigint, text, boolean, text, bigint, boolean
-) IS
+COMMENT ON FUNCTION tower_fence.admit_once IS
     'Claims an idempotency key in this transaction and admits a token, with the outcomes of try_admit(). If the key '
     'already has a record, returns found, with that record (nulls if it has no response). If the transaction is early '
     'and does not admit the token, returns early. In that case, retry in another transaction. On a distributed fence, '
     'pass null as the resource: the call then returns claimed and admits nothing.';
 
-CREATE FUNCTION tower_fence.store_response(
-    scope bytea, key text, status smallint, headers bytea, body bytea
-)
+CREATE FUNCTION tower_fence.store_response(scope bytea, key text, status smallint, headers bytea, body bytea)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 BEGIN
@@ -893,7 +876,7 @@ BEGIN
     RETURN FOUND;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.store_response(bytea, text, smallint, bytea, bytea) IS
+COMMENT ON FUNCTION tower_fence.store_response IS
     'Stores the response of a write under the key that its transaction has claimed. Returns false if this '
     'transaction has not claimed the key.';
 
@@ -904,7 +887,7 @@ RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_c
     SELECT k.fingerprint, k.status, k.headers, k.body FROM tower_fence.idempotency_keys AS k
     WHERE k.scope = find_response.scope AND k.key = find_response.key AND k.expires_at > now()
 $fence$;
-COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS
+COMMENT ON FUNCTION tower_fence.find_response IS
     'Returns the record of an idempotency key, unless the record has expired.';
 
 -- The COMMIT of a raise waits for the disk, because no older token may be admitted even after a
@@ -968,7 +951,7 @@ BEGIN
     outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'behind' END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.try_raise(text, bigint) IS
+COMMENT ON FUNCTION tower_fence.try_raise IS
     'Makes all tokens below the given token stale. Returns raised, stale (if the given token is stale), or behind. If '
     'the outcome is behind, call catch_up() and retry.';
 
@@ -991,7 +974,7 @@ BEGIN
         HINT = 'Retry the transaction.';
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.raise(text, bigint) IS
+COMMENT ON FUNCTION tower_fence.raise IS
     'Makes all tokens below the given token stale, without a write, and returns max_token. Raises TF412 if the given '
     'token is stale, and the other errors of admit(). At REPEATABLE READ or SERIALIZABLE, raises 40001 if another '
     'transaction has changed the row.';
@@ -1006,8 +989,7 @@ BEGIN
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.max_token(text) IS
-    'The highest stale token of a resource, or null if no token is stale.';
+COMMENT ON FUNCTION tower_fence.max_token IS 'The highest stale token of a resource, or null if no token is stale.';
 
 -- Grants and epochs ----------------------------------------------------------------------------
 
@@ -1090,7 +1072,7 @@ BEGIN
         ELSE 'behind' END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea, boolean) IS
+COMMENT ON FUNCTION tower_fence.announce IS
     'Records a grant or a renewal and makes all tokens below its token stale. Returns announced, superseded (with the '
     'highest token that was used or announced, and whether this grant was the last announcement), or behind. A renewal '
     'is also superseded if the last announcement was that of another lease, or if a higher token has been used since. '
@@ -1104,7 +1086,7 @@ DECLARE
     begun bigint;
 BEGIN
     IF next_epoch.at_least IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'at_least must not be null';
+        RAISE null_value_not_allowed USING MESSAGE = 'at_least must not be null';
     END IF;
     PERFORM tower_fence.wait_for_disk();
     PERFORM tower_fence.catch_up_partition(next_epoch.partition);
@@ -1117,7 +1099,7 @@ BEGIN
     RETURN coalesce(begun, 1000000);
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.next_epoch(smallint, bigint) IS
+COMMENT ON FUNCTION tower_fence.next_epoch IS
     'Begins the next epoch of a partition, or the epoch at_least if it is higher, and returns the new epoch. Returns '
     '1000000 if no epoch is left.';
 
@@ -1128,12 +1110,11 @@ DECLARE
     floor bigint;
 BEGIN
     IF report_epoch.seen IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'seen must not be null';
+        RAISE null_value_not_allowed USING MESSAGE = 'seen must not be null';
     ELSIF (report_epoch.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
         PERFORM tower_fence.refuse_incomplete(report_epoch.partition);
     ELSIF report_epoch.seen > 999999 THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
+        RAISE invalid_parameter_value USING
             MESSAGE = concat('an epoch must be a number from 1 to 999999, not ', report_epoch.seen);
     END IF;
     PERFORM tower_fence.wait_for_disk();
@@ -1151,7 +1132,7 @@ BEGIN
     RETURN floor;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.report_epoch(smallint, bigint) IS
+COMMENT ON FUNCTION tower_fence.report_epoch IS
     'Records an epoch that an issuer has seen, in case the database has lost the epoch, and returns the floor of the '
     'partition.';
 
@@ -1162,7 +1143,7 @@ CREATE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
 RETURNS text LANGUAGE sql AS $fence$
     SELECT l.history FROM tower_fence.floors AS l WHERE l.partition = history_of_row.partition FOR SHARE
 $fence$;
-COMMENT ON FUNCTION tower_fence.history_of_row(text, smallint) IS
+COMMENT ON FUNCTION tower_fence.history_of_row IS
     'The timeline of the server that stores the row of a resource, or would store it.';
 
 -- This function uses the search_path of its callers, because a setting of its own would cost more
@@ -1172,8 +1153,7 @@ RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
     -- Postgres implements READ UNCOMMITTED as READ COMMITTED.
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_transaction_state',
+        RAISE invalid_transaction_state USING
             MESSAGE = concat('call ', name, ' at READ COMMITTED: at a stricter isolation level, rows that were inserted '
                 'after the snapshot are not visible');
     ELSIF pg_is_in_recovery() THEN
@@ -1183,7 +1163,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.require_current_rows(text) IS
+COMMENT ON FUNCTION tower_fence.require_current_rows IS
     'Raises 25000 if the transaction has a stricter isolation level than READ COMMITTED, and 25006 on a standby.';
 
 CREATE FUNCTION tower_fence.check_calls(calls bigint)
@@ -1196,21 +1176,19 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.check_calls(bigint) IS
+COMMENT ON FUNCTION tower_fence.check_calls IS
     'Raises 22023 unless the number is a valid argument of after_failover().';
 
 CREATE FUNCTION tower_fence.refuse_hidden_row(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'insufficient_privilege',
+    RAISE insufficient_privilege USING
         MESSAGE = concat('the row of ', resource, ' can be neither inserted nor locked, for example because of '
             'row-level security'),
         HINT = 'Disable row-level security on the tables of the fence.';
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_hidden_row(text) IS
-    'Raises 42501 for a row that can be neither inserted nor locked.';
+COMMENT ON FUNCTION tower_fence.refuse_hidden_row IS 'Raises 42501 for a row that can be neither inserted nor locked.';
 
 CREATE FUNCTION tower_fence.reset(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1282,7 +1260,7 @@ BEGIN
     RETURN granted;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
+COMMENT ON FUNCTION tower_fence.reset IS
     'Sets max_token of a resource to the given token, which may be below the current max_token. Returns the lowest '
     'token to which max_token may be reset. If the given token is below that token, nothing is changed. Before the '
     'call, break the lease on the resource, whose holder may have read before the writes of the removed token, and make '
@@ -1336,7 +1314,7 @@ BEGIN
     RETURN stale[1] > 0;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.after_failover(bigint) IS
+COMMENT ON FUNCTION tower_fence.after_failover IS
     'Makes all tokens that were granted in the epochs of this database stale, including tokens whose grants the '
     'database has lost, and breaks their leases. Operators call this function if the database may have lost confirmed '
     'writes without a change of its timeline, for example because a dump was restored. Call it before any client '
@@ -1359,7 +1337,7 @@ BEGIN
     RETURN (SELECT s.notices_failover FROM tower_fence.epoch_source AS s);
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
+COMMENT ON FUNCTION tower_fence.notice_failover IS
     'Moves all partitions to the timeline of this server, and the rows of a distributed fence to the timelines of the '
     'workers. The current setting applies to this step. Then sets whether a changed timeline makes tokens stale '
     '(default: true), and returns the setting. If the argument is null, the setting does not change. The call waits up '
@@ -1398,8 +1376,7 @@ DECLARE
     stale_by_lease bigint;
 BEGIN
     IF (idle_since <= CURRENT_TIMESTAMP AND max_rows > 0) IS NOT TRUE THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
+        RAISE invalid_parameter_value USING
             MESSAGE = 'older_than must not be negative, and max_rows must be at least 1';
     END IF;
     SELECT * INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = remove_idle_of.partition;
@@ -1486,7 +1463,7 @@ BEGIN
     RETURN removed;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) IS
+COMMENT ON FUNCTION tower_fence.remove_idle_of IS
     'Removes idle rows of one partition in this transaction, and returns the number of removed rows. remove_idle() '
     'calls this function.';
 
@@ -1524,7 +1501,7 @@ BEGIN
     END LOOP;
 END
 $fence$;
-COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, bigint) IS
+COMMENT ON PROCEDURE tower_fence.remove_idle IS
     'Removes rows that have not been used for the given time, in all partitions, and returns the number of removed '
     'rows. Commits after each batch, so call it outside of a transaction, for example from pg_cron. No stale token '
     'becomes valid again. For issuers without epochs, `granted` is the highest token known to have been granted.';
@@ -1547,5 +1524,5 @@ BEGIN
     RETURN removed;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.remove_expired_keys(integer) IS
+COMMENT ON FUNCTION tower_fence.remove_expired_keys IS
     'Removes at most max_rows expired idempotency keys, and returns the number of removed keys.';

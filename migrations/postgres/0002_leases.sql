@@ -111,18 +111,18 @@ BEGIN
             CASE outcome WHEN 'held' THEN 'retry_after_ms' ELSE 'max_token' END, value))::text;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_lease(text, text, bigint) IS
+COMMENT ON FUNCTION tower_fence.refuse_lease IS
     'Raises TF409 (held), TF410 (lost), TF411 (exhausted), or 55P03 (again). `value` is the retry_after_ms or the '
     'max_token of the DETAIL.';
 
 CREATE FUNCTION tower_fence.refuse_invalid(field text, reason text, hint text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RAISE EXCEPTION USING ERRCODE = 'TF422', MESSAGE = concat('invalid `', field, '`: ', reason), HINT = hint,
+    RAISE SQLSTATE 'TF422' USING MESSAGE = concat('invalid `', field, '`: ', reason), HINT = hint,
         DETAIL = jsonb_build_object('field', field)::text;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_invalid(text, text, text) IS 'Raises TF422.';
+COMMENT ON FUNCTION tower_fence.refuse_invalid IS 'Raises TF422.';
 
 -- The error message does not contain the lease id, which is a secret.
 CREATE FUNCTION tower_fence.lease_digest(lease_id text)
@@ -135,7 +135,7 @@ BEGIN
     RETURN sha256(convert_to(lease_id, 'UTF8'));
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_digest(text) IS 'The digest of a lease id, which is its SHA-256.';
+COMMENT ON FUNCTION tower_fence.lease_digest IS 'The digest of a lease id, which is its SHA-256.';
 
 CREATE FUNCTION tower_fence.lease_ms(field text, length interval, length_ms bigint, shortest bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -156,7 +156,7 @@ BEGIN
     RETURN ms;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_ms(text, interval, bigint, bigint) IS
+COMMENT ON FUNCTION tower_fence.lease_ms IS
     'Returns a duration in milliseconds, which the caller passes either as an interval or in milliseconds. Raises '
     'TF422 if both are passed, if neither is passed, or if the duration is shorter than `shortest` or longer than 100 '
     'years.';
@@ -185,7 +185,7 @@ BEGIN
     RETURN coalesce(own_epoch, 1000000);
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.epoch_of_leases(smallint) IS
+COMMENT ON FUNCTION tower_fence.epoch_of_leases IS
     'The epoch in which acquire() grants tokens of a partition. Begins a new epoch if another issuer has begun the '
     'last epoch.';
 
@@ -215,7 +215,7 @@ BEGIN
     PERFORM tower_fence.refuse_hidden_row(next_token.resource);
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.next_token(text) IS
+COMMENT ON FUNCTION tower_fence.next_token IS
     'Locks the row of a resource, after inserting the row if it is missing. Returns the lowest token that is above '
     'max_token and the announced token, and not below the epoch in which acquire() grants leases. Waits for '
     'transactions that write to the resource.';
@@ -232,7 +232,7 @@ BEGIN
     RETURN FOUND;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.record_grant(text, bigint, bytea) IS
+COMMENT ON FUNCTION tower_fence.record_grant IS
     'Announces the token of a lease in the row of its resource, which the caller has locked.';
 
 CREATE FUNCTION tower_fence.grant_lease(
@@ -286,7 +286,7 @@ BEGIN
     RETURN next_token;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.grant_lease(text, bytea, bigint, bigint, text, bigint, bigint) IS
+COMMENT ON FUNCTION tower_fence.grant_lease IS
     'Grants a lease and returns its token. Returns null if the lease is held or another transaction has locked its '
     'row. A lease that is held under the same lease id is replaced if it has the token used_token. If the returned '
     'token is above the range of tokens, nothing was granted.';
@@ -295,7 +295,7 @@ CREATE FUNCTION tower_fence.listener_name(listener bigint)
 RETURNS text LANGUAGE sql IMMUTABLE AS $fence$
     SELECT 'tower-fence ' || encode(substr(sha256(int8send(listener_name.listener)), 1, 8), 'hex')
 $fence$;
-COMMENT ON FUNCTION tower_fence.listener_name(bigint) IS
+COMMENT ON FUNCTION tower_fence.listener_name IS
     'The application name of a listener''s session. Any role can read an application name, so the name does not reveal '
     'the number of the listener.';
 
@@ -307,7 +307,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
+COMMENT ON FUNCTION tower_fence.lease_listen IS
     'Registers the calling session as a listener, until the session ends or changes its application name.';
 
 -- After the listener was registered, a pooler may have assigned the server connection to another
@@ -332,7 +332,7 @@ BEGIN
     RETURN false;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
+COMMENT ON FUNCTION tower_fence.listener_lives IS 'Whether the session of a listener is still open.';
 
 -- The process of the listener may be paused and still have its session. In this case, it receives
 -- the notifications when it resumes, and its requests retry.
@@ -365,7 +365,7 @@ BEGIN
     RETURN removed;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
+COMMENT ON FUNCTION tower_fence.pass_over IS
     'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns the number of '
     'removed requests. The turn of the next request in the queue then begins.';
 
@@ -400,7 +400,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_call(text) IS
+COMMENT ON FUNCTION tower_fence.lease_call IS
     'Removes requests from the front of the queue of a resource if the sessions of their listeners have ended. Then '
     'notifies the listener of the first remaining request. The notification contains the number of milliseconds for '
     'which the resource stays blocked.';
@@ -442,8 +442,7 @@ BEGIN
     IF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
         AND (listener IS NULL OR ticket IS NOT NULL)) IS NOT TRUE
     THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
+        RAISE invalid_parameter_value USING
             MESSAGE = 'lease must not be null, ttl_ms must be from 1 to 3155760000000, lock_delay_ms must be from 0 to '
                 '3155760000000, and a listener requires a ticket';
     END IF;
@@ -645,7 +644,7 @@ BEGIN
     END IF;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_ask(text, bytea, bigint, bigint, text, bigint, boolean, bigint) IS
+COMMENT ON FUNCTION tower_fence.lease_ask IS
     'Requests a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
 CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint DEFAULT NULL)
@@ -675,7 +674,7 @@ BEGIN
     RETURN false;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
+COMMENT ON FUNCTION tower_fence.lease_end IS
     'Releases the lease that is held under this digest, without a lock delay. Issuers call this function. Returns '
     'false if no lease was released. If a request waits under this digest instead, notifies its listener, with a `-` '
     'before the ticket. If the client of that request has disconnected, the issuer calls this function with the ticket, '
@@ -698,7 +697,7 @@ BEGIN
     RETURN false;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
+COMMENT ON FUNCTION tower_fence.break_lease IS
     'Breaks the lease on a resource, and its lock delay, without the lease id. Operators call this function, at READ '
     'COMMITTED. With a token, breaks the lease only if it has that token. Returns false if no lease was broken.';
 
@@ -721,7 +720,7 @@ BEGIN
     RETURN FOUND;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
+COMMENT ON FUNCTION tower_fence.end_superseded IS
     'Breaks the lease on a resource if a failover has made its token stale. Does not break the lease if the isolation '
     'level is stricter than READ COMMITTED, or if another transaction has locked the lease. In these cases, the next '
     'renewal reports the lease as lost.';
@@ -825,7 +824,7 @@ BEGIN
     END IF;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_renew(text, bytea, bigint, boolean, bigint) IS
+COMMENT ON FUNCTION tower_fence.lease_renew IS
     'Renews a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
 -- Issuers call this function at intervals, in case a notification was lost. The empty notification
@@ -843,7 +842,7 @@ BEGIN
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_open(text[], bigint) IS
+COMMENT ON FUNCTION tower_fence.lease_open IS
     'Returns those of the given resources that are free, or whose lease was granted before the wall clock was set '
     'back. Sends the listener an empty notification.';
 
@@ -880,7 +879,7 @@ BEGIN
     RETURN removed;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_sweep() IS
+COMMENT ON FUNCTION tower_fence.lease_sweep IS
     'Removes the requests of listeners whose session has ended from all queues, and returns the number of removed '
     'requests.';
 
@@ -918,7 +917,7 @@ BEGIN
     token := answer.token;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bigint) IS
+COMMENT ON FUNCTION tower_fence.acquire IS
     'Acquires a lease, and returns the lease id and the token. If no lease id is given, generates a random id of 128 '
     'bits. While the lease is held, a call with the same id returns the same token. If a write has used that token, or '
     'the fence has received a higher token, the call returns a new token. Call acquire in a separate transaction, at '
@@ -947,7 +946,7 @@ BEGIN
     RETURN answer.token;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
+COMMENT ON FUNCTION tower_fence.renew IS
     'Renews a held lease and returns its token. With new_token, the lease gets a new token, for another single-use '
     'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id or '
     'is superseded, TF411 if no token is left, TF400 or TF422 if an argument is invalid, 55P03 (lock_not_available) if '
@@ -964,7 +963,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.release(text, text) IS
+COMMENT ON FUNCTION tower_fence.release IS
     'Releases a held lease. Call release at READ COMMITTED. Raises TF410 if the lease is not held under this id, TF400 '
     'or TF422 if an argument is invalid, 25000 at a stricter isolation level, 25006 on a standby, and 55000 on a '
     'coordinator of Citus that has not joined with join_citus().';

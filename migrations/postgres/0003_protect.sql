@@ -26,9 +26,7 @@ BEGIN
     IF (octet_length(bypass.reason) BETWEEN 1 AND 1000) IS NOT TRUE
         OR bypass.reason !~ '[^[:space:]]' OR bypass.reason ~ '[[:cntrl:]]'
     THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'a reason must have 1 to 1000 bytes, and no control characters';
+        RAISE invalid_parameter_value USING MESSAGE = 'a reason must have 1 to 1000 bytes, and no control characters';
     END IF;
     DELETE FROM tower_fence.bypasses WHERE transaction = ANY (ARRAY(
         SELECT b.transaction FROM tower_fence.bypasses AS b
@@ -46,7 +44,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.bypass(text) IS
+COMMENT ON FUNCTION tower_fence.bypass IS
     'Allows this transaction to write to protected tables without an admission, until the transaction ends or rolls '
     'back to a savepoint before this call. The reason is written to the table bypasses and to the log of the server.';
 
@@ -59,7 +57,7 @@ RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fe
         WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0
     )
 $fence$;
-COMMENT ON FUNCTION tower_fence.is_bypassed() IS 'Whether this transaction has called bypass().';
+COMMENT ON FUNCTION tower_fence.is_bypassed IS 'Whether this transaction has called bypass().';
 
 CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -74,8 +72,7 @@ BEGIN
     EXCEPTION WHEN SQLSTATE 'TF400' THEN
         fault := CASE WHEN refuse_unfenced.resource IS NULL THEN 'a column of its pattern is null' ELSE SQLERRM END;
     END;
-    RAISE EXCEPTION USING
-        ERRCODE = 'TF428',
+    RAISE SQLSTATE 'TF428' USING
         SCHEMA = table_schema,
         TABLE = table_name,
         MESSAGE = CASE WHEN fault IS NULL
@@ -93,7 +90,7 @@ BEGIN
         DETAIL = json_build_object('resource', left(refuse_unfenced.resource, 255))::text;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_unfenced(name, name, text) IS
+COMMENT ON FUNCTION tower_fence.refuse_unfenced IS
     'Raises TF428 unless the transaction has called bypass(). The guards of protected tables call this function.';
 
 -- A pattern has no escapes, so a brace is never part of a literal. Without text between two
@@ -106,7 +103,7 @@ RETURNS TABLE (literal text, column_name name) LANGUAGE sql STABLE SET search_pa
     WHERE pattern ~ '^([^{}]|\{[^{}]+\})+$' AND pattern COLLATE "C" !~ '\}\{|[\u0001-\u001f\u007f-\u009f]'
     ORDER BY m.place
 $fence$;
-COMMENT ON FUNCTION tower_fence.pattern_parts(text) IS
+COMMENT ON FUNCTION tower_fence.pattern_parts IS
     'The literals and the columns of a pattern such as show/{show_id}/seat/{seat}, in order. Returns no row if the '
     'pattern is invalid.';
 
@@ -225,8 +222,7 @@ BEGIN
     RETURN format('(%s) COLLATE "C"', array_to_string(expressions, ' || '));
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
-    'The SQL expression that fills a pattern from a row of a table.';
+COMMENT ON FUNCTION tower_fence.pattern_expression IS 'The SQL expression that fills a pattern from a row of a table.';
 
 -- The arguments are the expression of the pattern, the FROM items of the new and of the old rows of
 -- a statement, and the column by which Citus has distributed the table.
@@ -306,14 +302,12 @@ DECLARE
 BEGIN
     IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         -- TRUNCATE removes rows that a transaction at a stricter isolation level does not see.
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_transaction_state',
+        RAISE invalid_transaction_state USING
             MESSAGE = concat('at a stricter level than READ COMMITTED, rows of ', TG_RELID::regclass,
                 ' are hidden from its guard'),
             HINT = 'TRUNCATE a protected table at READ COMMITTED.';
     ELSIF TG_OP = 'TRUNCATE' AND row_security_active(TG_RELID) THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'insufficient_privilege',
+        RAISE insufficient_privilege USING
             MESSAGE = concat('row-level security hides rows of ', TG_RELID::regclass, ' from its guard'),
             HINT = concat('Exempt the owner of the table from its policies: ALTER TABLE ', TG_RELID::regclass,
                 ' NO FORCE ROW LEVEL SECURITY. After a change of the owner, call tower_fence.protect() again.');
@@ -368,7 +362,7 @@ $guard$,
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, name) IS
+COMMENT ON FUNCTION tower_fence.guard_text IS
     'The body of the guard of a protected table, which Citus may have distributed by the column `column_beside`.';
 
 -- PL/pgSQL plans a statement when it is first executed. Therefore the catalogs of Citus, which most
@@ -387,7 +381,7 @@ BEGIN
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.column_beside(regclass) IS
+COMMENT ON FUNCTION tower_fence.column_beside IS
     'The distribution column of a table that Citus has distributed and colocated with the fence, or null for any other '
     'table.';
 
@@ -430,7 +424,7 @@ BEGIN
     RETURN is_admitted;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.require_admission(regclass, text) IS
+COMMENT ON FUNCTION tower_fence.require_admission IS
     'Raises TF428 unless the transaction of this worker has admitted a token for the resource, and 55000 if the shard '
     'is not colocated with a shard of the fence. If Citus has distributed a protected table, the guard of the table '
     'calls this function with the shard that is written.';
@@ -485,7 +479,7 @@ BEGIN
     END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS
+COMMENT ON FUNCTION tower_fence.unprotectable IS
     'The reason why a table cannot be protected, or null if it can be protected.';
 
 CREATE FUNCTION tower_fence.protect(relation regclass, pattern text)
@@ -508,8 +502,7 @@ BEGIN
     IF protected IS NULL OR protect.pattern IS NULL THEN
         RAISE null_value_not_allowed USING MESSAGE = 'protect needs a table and a pattern';
     ELSIF reason IS NOT NULL THEN
-        RAISE wrong_object_type USING
-            MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
+        RAISE wrong_object_type USING MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
     ELSIF NOT pg_has_role(protected.relowner, 'USAGE') THEN
         RAISE insufficient_privilege USING MESSAGE = format('must be owner of table %s', protect.relation);
     END IF;
@@ -519,8 +512,7 @@ BEGIN
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', protect.relation);
         reason := tower_fence.unprotectable(protect.relation);
         IF reason IS NOT NULL THEN
-            RAISE wrong_object_type USING
-                MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
+            RAISE wrong_object_type USING MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
         END IF;
     END IF;
     -- The triggers of all fences have the same names. If the schema of the other fence was dropped,
@@ -648,7 +640,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.protect(regclass, text) IS
+COMMENT ON FUNCTION tower_fence.protect IS
     'Makes a table refuse each statement that writes a row for whose resource no token was admitted in the '
     'transaction. The name of the resource is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns '
     'of the row. Only the owner of the table can protect it. A second call replaces the pattern, and adds missing '
@@ -706,5 +698,5 @@ BEGIN
     RETURN guard_function IS NOT NULL;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.unprotect(regclass) IS
+COMMENT ON FUNCTION tower_fence.unprotect IS
     'Removes the protection of a table. Returns false if the table was not protected.';

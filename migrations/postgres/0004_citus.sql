@@ -36,7 +36,7 @@ BEGIN
     RETURN NULL;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.commit_in_two_phases() IS
+COMMENT ON FUNCTION tower_fence.commit_in_two_phases IS
     'The trigger function of the fence''s tables in a database with Citus. Refuses a write on a coordinator on which '
     'join_citus() was not called.';
 
@@ -52,7 +52,7 @@ BEGIN
         WHEN EXISTS (SELECT FROM pg_catalog.pg_dist_node) THEN 'coordinator' ELSE 'alone' END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.citus_role() IS
+COMMENT ON FUNCTION tower_fence.citus_role IS
     'The role of this server in a Citus cluster: none (no Citus), alone (no other node is known), coordinator or worker.';
 
 CREATE FUNCTION tower_fence.is_distributed()
@@ -66,7 +66,7 @@ BEGIN
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.is_distributed() IS 'Whether distribute() has distributed this fence.';
+COMMENT ON FUNCTION tower_fence.is_distributed IS 'Whether distribute() has distributed this fence.';
 
 CREATE FUNCTION tower_fence.join_citus()
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -142,7 +142,7 @@ BEGIN
     RETURN role;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.join_citus() IS
+COMMENT ON FUNCTION tower_fence.join_citus IS
     'On a coordinator of Citus, makes each transaction that writes to the fence commit in two phases. Each migration '
     'calls it. Returns citus_role().';
 
@@ -201,7 +201,7 @@ BEGIN
     RETURN highest;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lock_resource(text, text) IS
+COMMENT ON FUNCTION tower_fence.lock_resource IS
     'Locks the row of a resource on its worker, after inserting the row if it is missing. Returns the highest token '
     'that the fence has received for the resource, or null if the worker has another history.';
 
@@ -217,7 +217,7 @@ BEGIN
         ELSE tower_fence.floor_of(is_behind.resource, tower_fence.partition_of(is_behind.resource), here) IS NULL END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.is_behind(text) IS
+COMMENT ON FUNCTION tower_fence.is_behind IS
     'Whether the history in the row of a resource differs from the history of its worker. For a resource without a '
     'row, the known history of its shard is compared instead.';
 
@@ -239,7 +239,7 @@ BEGIN
     FROM tower_fence.try_admit(admit_within.resource, admit_within.token, admit_within.reusable) AS a;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) IS
+COMMENT ON FUNCTION tower_fence.admit_within IS
     'The try_admit() of a distributed fence, with timeouts for the transaction of the worker.';
 
 CREATE FUNCTION tower_fence.refuse_behind(resource text)
@@ -262,7 +262,7 @@ BEGIN
             'unless the shard has only moved.';
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_behind(text) IS
+COMMENT ON FUNCTION tower_fence.refuse_behind IS
     'Raises 57P03 for a resource whose shard has moved or whose worker has failed over, or if Citus cannot delegate '
     'calls to the worker yet.';
 
@@ -272,7 +272,7 @@ BEGIN
     RAISE feature_not_supported USING MESSAGE = concat(name, ' is not possible on a distributed fence: ', reason);
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_distributed(text, text) IS 'Raises 0A000.';
+COMMENT ON FUNCTION tower_fence.refuse_distributed IS 'Raises 0A000.';
 
 -- A lease whose resource has no row is broken as well, because a worker that failed over may have
 -- lost the row.
@@ -305,7 +305,7 @@ BEGIN
     RETURN FOUND;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
+COMMENT ON FUNCTION tower_fence.end_superseded_leases IS
     'Breaks all leases of a distributed fence whose tokens are stale, as end_superseded() does for one resource.';
 
 -- If a shard has only moved, its tokens stay valid. If each known history is still the history of a
@@ -428,7 +428,7 @@ BEGIN
     RETURN CASE WHEN is_requested THEN stale[1] > 0 ELSE has_failed_over END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.catch_up_workers(bigint) IS
+COMMENT ON FUNCTION tower_fence.catch_up_workers IS
     'The after_failover() of a distributed fence. With 0 calls, changes nothing if no history has changed, and keeps the '
     'tokens valid if shards have only moved. Returns whether tokens may have become stale.';
 
@@ -559,7 +559,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.distribute_functions() IS 'Creates the functions of a distributed fence, for distribute().';
+COMMENT ON FUNCTION tower_fence.distribute_functions IS 'Creates the functions of a distributed fence, for distribute().';
 
 CREATE FUNCTION tower_fence.distribute(relation regclass DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -690,7 +690,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.distribute(regclass) IS
+COMMENT ON FUNCTION tower_fence.distribute IS
     'Distributes the rows of the fence over the workers of a Citus cluster. With a table, each row is stored together '
     'with the rows of the table whose distribution column contains the name of the resource, so that the check and the '
     'write are one transaction on one worker. Without a table, a row can be on any worker. Call this function once, on '
