@@ -1138,14 +1138,6 @@ COMMENT ON FUNCTION tower_fence.report_epoch IS
 
 -- For operators --------------------------------------------------------------------------------
 
--- The lock prevents a removal of idle rows from raising the floor until the transaction ends.
-CREATE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
-RETURNS text LANGUAGE sql AS $fence$
-    SELECT l.history FROM tower_fence.floors AS l WHERE l.partition = history_of_row.partition FOR SHARE
-$fence$;
-COMMENT ON FUNCTION tower_fence.history_of_row IS
-    'The timeline of the server that stores the row of a resource, or would store it.';
-
 -- This function uses the search_path of its callers, because a setting of its own would cost more
 -- than its work.
 CREATE FUNCTION tower_fence.require_current_rows(name text)
@@ -1165,19 +1157,6 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.require_current_rows IS
     'Raises 25000 if the transaction has a stricter isolation level than READ COMMITTED, and 25006 on a standby.';
-
-CREATE FUNCTION tower_fence.check_calls(calls bigint)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    IF (calls BETWEEN 1 AND 1999) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = concat('calls must be a number from 1 to 1999, not ', coalesce(calls::text, 'null'));
-    END IF;
-    RETURN true;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.check_calls IS
-    'Raises 22023 unless the number is a valid argument of after_failover().';
 
 CREATE FUNCTION tower_fence.refuse_hidden_row(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1219,8 +1198,14 @@ BEGIN
         -- The removal of a row removes its announced grant as well. The row is the token counter of
         -- acquire(), so only the floor still shows the tokens that acquire() has granted.
         IF NOT has_row OR announced IN (0, 999999999999999) THEN
-            IF NOT has_row THEN
-                own_history := tower_fence.history_of_row(reset.resource, own_partition);
+            IF NOT has_row AND tower_fence.is_distributed() THEN
+                SELECT s.history INTO own_history FROM tower_fence.shards AS s WHERE s.shard =
+                    get_shard_id_for_distribution_column('tower_fence.resources'::regclass, reset.resource);
+            ELSIF NOT has_row THEN
+                -- The lock prevents a removal of idle rows from raising the floor until the
+                -- transaction ends.
+                SELECT l.history INTO own_history FROM tower_fence.floors AS l
+                WHERE l.partition = own_partition FOR SHARE;
             END IF;
             last_token := (
                 SELECT e.epoch * 1000000000 + 999999999 FROM tower_fence.epochs AS e
@@ -1282,7 +1267,13 @@ DECLARE
     -- The highest stale token of each partition, or 0 if no partition has an epoch.
     stale bigint[] := array_fill(0::bigint, ARRAY[256]);
 BEGIN
-    PERFORM tower_fence.require_current_rows('after_failover'), tower_fence.check_calls(calls);
+    PERFORM tower_fence.require_current_rows('after_failover');
+    IF (calls BETWEEN 1 AND 1999) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = concat('calls must be a number from 1 to 1999, not ', coalesce(calls::text, 'null'));
+    ELSIF tower_fence.is_distributed() THEN
+        RETURN tower_fence.catch_up_workers(calls);
+    END IF;
     -- Before this transaction locks a floor or a row, wait for the open transactions that write to
     -- resources. Such a transaction may write to further resources, and may then need to lock their
     -- floors. The lock also conflicts with VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY. All other
@@ -1375,7 +1366,13 @@ DECLARE
     stale bigint;
     stale_by_lease bigint;
 BEGIN
-    IF (idle_since <= CURRENT_TIMESTAMP AND max_rows > 0) IS NOT TRUE THEN
+    IF tower_fence.is_distributed() THEN
+        -- If removals could raise a floor, the first write to each resource would have to lock the
+        -- floor FOR SHARE. On the rows of a reference table, such locks make writers deadlock.
+        RAISE feature_not_supported USING
+            MESSAGE = 'remove_idle is not possible on a distributed fence: its floors would be locked on each worker by '
+                'each first write, which deadlocks';
+    ELSIF (idle_since <= CURRENT_TIMESTAMP AND max_rows > 0) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING
             MESSAGE = 'older_than must not be negative, and max_rows must be at least 1';
     END IF;

@@ -22,6 +22,11 @@ COMMENT ON TABLE tower_fence.bypasses IS
 CREATE FUNCTION tower_fence.bypass(reason text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
+    IF tower_fence.is_distributed() THEN
+        RAISE feature_not_supported USING
+            MESSAGE = 'bypass is not possible on a distributed fence: its record would have to be on each worker. Call '
+                'unprotect() and protect() in the transaction';
+    END IF;
     PERFORM tower_fence.warn_outside_transaction('bypass');
     IF (octet_length(bypass.reason) BETWEEN 1 AND 1000) IS NOT TRUE
         OR bypass.reason !~ '[^[:space:]]' OR bypass.reason ~ '[[:cntrl:]]'
@@ -48,24 +53,21 @@ COMMENT ON FUNCTION tower_fence.bypass IS
     'Allows this transaction to write to protected tables without an admission, until the transaction ends or rolls '
     'back to a savepoint before this call. The reason is written to the table bypasses and to the log of the server.';
 
-CREATE FUNCTION tower_fence.is_bypassed()
-RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-    -- A row that was restored from a dump may have the id of a later transaction. The condition on
-    -- age() excludes such a row, because an earlier transaction has inserted it.
-    SELECT EXISTS (
-        SELECT FROM tower_fence.bypasses AS b
-        WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0
-    )
-$fence$;
-COMMENT ON FUNCTION tower_fence.is_bypassed IS 'Whether this transaction has called bypass().';
-
 CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
+    is_distributed CONSTANT boolean := tower_fence.is_distributed();
     fault text;
 BEGIN
-    IF tower_fence.is_bypassed() THEN
-        RETURN false;
+    -- The table bypasses is not on the workers of a distributed fence.
+    IF NOT is_distributed THEN
+        -- A row that was restored from a dump may have the id of a later transaction. The condition
+        -- on age() excludes such a row, because an earlier transaction has inserted it.
+        PERFORM FROM tower_fence.bypasses AS b
+        WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0;
+        IF FOUND THEN
+            RETURN false;
+        END IF;
     END IF;
     BEGIN
         PERFORM tower_fence.check_resource(refuse_unfenced.resource);
@@ -83,7 +85,7 @@ BEGIN
         HINT = CASE WHEN fault IS NULL
             THEN 'Call tower_fence.admit() for the resource of each row in the transaction that writes, or '
             ELSE 'Write a row that has a resource, or call '
-        END || CASE WHEN tower_fence.is_distributed()
+        END || CASE WHEN is_distributed
             THEN 'tower_fence.unprotect() to write without an admission.'
             ELSE 'tower_fence.bypass() to write without an admission.'
         END,
@@ -242,7 +244,7 @@ RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $f
 DECLARE
     inserted CONSTANT text := format('SELECT %s AS resource FROM %s AS fence_rows', resource, new_rows);
     deleted CONSTANT text := format('SELECT %s AS resource FROM %s AS fence_rows', resource, old_rows);
-    -- The condition on age() is explained in is_bypassed().
+    -- The condition on age() is explained in refuse_unfenced().
     admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
         'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
     is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);

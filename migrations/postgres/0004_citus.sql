@@ -58,7 +58,7 @@ COMMENT ON FUNCTION tower_fence.citus_role IS
 CREATE FUNCTION tower_fence.is_distributed()
 RETURNS boolean LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    IF tower_fence.citus_role() NOT IN ('coordinator', 'worker') THEN
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
         RETURN false;
     END IF;
     RETURN EXISTS (
@@ -266,14 +266,6 @@ COMMENT ON FUNCTION tower_fence.refuse_behind IS
     'Raises 57P03 for a resource whose shard has moved or whose worker has failed over, or if Citus cannot delegate '
     'calls to the worker yet.';
 
-CREATE FUNCTION tower_fence.refuse_distributed(name text, reason text)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    RAISE feature_not_supported USING MESSAGE = concat(name, ' is not possible on a distributed fence: ', reason);
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.refuse_distributed IS 'Raises 0A000.';
-
 -- A lease whose resource has no row is broken as well, because a worker that failed over may have
 -- lost the row.
 CREATE FUNCTION tower_fence.end_superseded_leases()
@@ -327,14 +319,11 @@ DECLARE
     is_split boolean;
     has_failed_over boolean;
     is_requested CONSTANT boolean := calls > 0;
-    forgotten bigint := 1000;
+    -- At least one, because notice_failover() passes 0 calls.
+    forgotten CONSTANT bigint := least(1000 * greatest(calls, 1), 999999);
     stale bigint[] := array_fill(0::bigint, ARRAY[256]);
     failed text;
 BEGIN
-    IF is_requested THEN
-        PERFORM tower_fence.require_current_rows('after_failover');
-        forgotten := least(1000 * calls, 999999);
-    END IF;
     PERFORM tower_fence.wait_for_disk();
     -- The row lock serializes the calls. The function reads the shards after it has this lock, so a
     -- later call does not repeat the work of an earlier call for the same failover.
@@ -489,33 +478,6 @@ BEGIN
         RETURN is_behind AND tower_fence.catch_up_workers(0);
     END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.after_failover(calls bigint DEFAULT 1)
-    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS
-        'SELECT tower_fence.check_calls(calls) AND tower_fence.catch_up_workers(calls)';
-    CREATE OR REPLACE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
-    RETURNS text LANGUAGE sql AS $body$
-        SELECT s.history FROM tower_fence.shards AS s
-        WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column('tower_fence.resources'::regclass, history_of_row.resource)
-    $body$;
-    -- On a worker, no transaction can call bypass().
-    CREATE OR REPLACE FUNCTION tower_fence.is_bypassed()
-    RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS 'SELECT false';
-    CREATE OR REPLACE FUNCTION tower_fence.bypass(reason text)
-    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-        SELECT tower_fence.refuse_distributed(
-            'bypass', 'its record would have to be on each worker. Call unprotect() and protect() in the transaction'
-        )
-    $body$;
-    -- If removals could raise a floor, the first write to each resource would have to lock the
-    -- floor FOR SHARE. On the rows of a reference table, such locks make writers deadlock.
-    CREATE OR REPLACE FUNCTION tower_fence.remove_idle_of(
-        partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
-    )
-    RETURNS integer LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-        SELECT tower_fence.refuse_distributed(
-            'remove_idle', 'its floors would be locked on each worker by each first write, which deadlocks'
-        )::integer
-    $body$;
     -- A failover of the coordinator may lose a grant whose token the worker has not seen, so the
     -- partition catches up first.
     CREATE OR REPLACE FUNCTION tower_fence.next_token(resource text)
@@ -539,9 +501,9 @@ BEGIN
     FOREACH routine IN ARRAY ARRAY[
         'tower_fence.current_history', 'tower_fence.wait_for_disk', 'tower_fence.partition_of', 'tower_fence.refuse_malformed',
         'tower_fence.refuse_incomplete', 'tower_fence.refuse_stale', 'tower_fence.refuse_behind', 'tower_fence.check_token',
-        'tower_fence.check_resource', 'tower_fence.citus_role', 'tower_fence.is_distributed', 'tower_fence.is_bypassed',
-        'tower_fence.refuse_unfenced', 'tower_fence.require_admission', 'tower_fence.warn_outside_transaction',
-        'tower_fence.header_tokens', 'tower_fence.max_token_after', 'tower_fence.stale_up_to', 'tower_fence.floor_of',
+        'tower_fence.check_resource', 'tower_fence.is_distributed', 'tower_fence.refuse_unfenced',
+        'tower_fence.require_admission', 'tower_fence.warn_outside_transaction', 'tower_fence.header_tokens',
+        'tower_fence.max_token_after', 'tower_fence.stale_up_to', 'tower_fence.floor_of',
         'tower_fence.catch_up_in_transaction'
     ]::regproc[] LOOP
         PERFORM create_distributed_function(routine) WHERE NOT EXISTS (

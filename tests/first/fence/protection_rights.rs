@@ -308,7 +308,7 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
 
     // The restored server uses the same transaction ids again.
     assert!(!comes_round(&restored).await);
-    for function in ["fence_guard_whole", "tower_fence.is_bypassed"] {
+    for function in ["fence_guard_whole", "tower_fence.refuse_unfenced"] {
         let text = format!("SELECT pg_get_functiondef('{function}'::regproc)");
         let text: String = read(&mut *copy, &text).await;
         let careless = text
