@@ -17,6 +17,8 @@
 -- they call inherit the setting when their plans are made.
 
 DO $fence$
+DECLARE
+    home CONSTANT text := rtrim('tower_fence.', '.');
 BEGIN
     IF current_setting('server_version_num')::integer < 140000 THEN
         RAISE feature_not_supported USING
@@ -31,22 +33,17 @@ BEGIN
             HINT = 'Create a database with ENCODING ''UTF8'' TEMPLATE template0.';
     ELSIF to_regclass('tower_fence.floors') IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('the schema ', rtrim('tower_fence.', '.'), ' has tables of the fence, but no migration history'),
+            MESSAGE = concat('the schema ', home, ' has tables of the fence, but no migration history'),
             HINT = 'If the tables are empty because a dump without data was restored, drop the schema and migrate again. '
                 'Otherwise restore the rows of the table migrations: without its data, the fence admits stale tokens.';
     ELSIF EXISTS (
-        SELECT c.relname FROM pg_class AS c
-        WHERE c.relnamespace = to_regnamespace(rtrim('tower_fence.', '.'))
-            AND c.relname NOT IN ('migrations', 'migrations_pkey')
-        UNION ALL
-        SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(rtrim('tower_fence.', '.'))
-        UNION ALL
-        -- Skip row types and array types, because they belong to other objects.
-        SELECT t.typname FROM pg_type AS t
-        WHERE t.typnamespace = to_regnamespace(rtrim('tower_fence.', '.')) AND t.typrelid = 0 AND t.typelem = 0
+        SELECT FROM pg_depend AS d
+        WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = to_regnamespace(home)
+            AND d.classid IN ('pg_class'::regclass, 'pg_proc'::regclass, 'pg_type'::regclass)
+            AND d.objid IS DISTINCT FROM to_regclass('tower_fence.migrations')
     ) THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('the schema ', rtrim('tower_fence.', '.'), ' has objects that do not belong to the fence'),
+            MESSAGE = concat('the schema ', home, ' has objects that do not belong to the fence'),
             HINT = 'Each migration sets the owners and the privileges of all objects in the schema. Choose a schema '
                 'that only the fence uses.';
     END IF;
@@ -68,9 +65,7 @@ COMMENT ON DOMAIN tower_fence.partition_number IS 'The number of one of the 256 
 CREATE DOMAIN tower_fence.epoch_number AS bigint CHECK (VALUE BETWEEN 0 AND 999999);
 COMMENT ON DOMAIN tower_fence.epoch_number IS 'An epoch of tokens, or 0 if there is none.';
 CREATE DOMAIN tower_fence.sha256_digest AS bytea CHECK (octet_length(VALUE) = 32);
-COMMENT ON DOMAIN tower_fence.sha256_digest IS 'A SHA-256 digest.';
 CREATE DOMAIN tower_fence.http_status AS smallint CHECK (VALUE BETWEEN 100 AND 999);
-COMMENT ON DOMAIN tower_fence.http_status IS 'An HTTP status.';
 
 CREATE TABLE tower_fence.resources (
     resource tower_fence.resource_name PRIMARY KEY,
@@ -579,8 +574,7 @@ CREATE FUNCTION tower_fence.try_admit(
     resource text, token bigint, reusable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
 )
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
@@ -688,7 +682,7 @@ DECLARE
     );
     parameter CONSTANT text := concat('; *([a-z*][a-z0-9_.*-]*)(?:=(', value, '))?');
     member CONSTANT text := concat(
-        '^(-?[0-9]{1,15})((?:; *[a-z*][a-z0-9_.*-]*(?:=(?:', value, '))?)*)(.*)$'
+        '^(-?[0-9]{1,15})((?:; *[a-z*][a-z0-9_.*-]*(?:=(?:', value, '))?)*)[ \t]*(?:,[ \t]*(.+))?$'
     );
     rest text := ltrim(header_tokens.field, ' ');
     part text[];
@@ -743,12 +737,7 @@ BEGIN
         END IF;
         names := names || resource;
         RETURN NEXT;
-        EXIT WHEN part[3] ~ '^[ \t]*$';
-        part := regexp_match(part[3], '^[ \t]*,[ \t]*(.+)$');
-        IF part IS NULL THEN
-            PERFORM tower_fence.refuse_malformed('the field is not a List of Integers');
-        END IF;
-        rest := part[1];
+        rest := part[3];
     END LOOP;
 END
 $fence$;
@@ -800,8 +789,7 @@ CREATE FUNCTION tower_fence.admit_once(
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean, OUT role text,
     OUT found_fingerprint bytea, OUT status smallint, OUT headers bytea, OUT body bytea
 )
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 BEGIN
     IF (octet_length(admit_once.scope) = 32 AND octet_length(admit_once.fingerprint) = 32
@@ -895,8 +883,7 @@ COMMENT ON FUNCTION tower_fence.find_response IS
 CREATE FUNCTION tower_fence.try_raise(
     resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
 )
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
@@ -997,8 +984,7 @@ CREATE FUNCTION tower_fence.announce(
     resource text, token bigint, lease bytea, renews boolean DEFAULT false,
     OUT outcome text, OUT highest bigint, OUT was_last boolean
 )
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
@@ -1179,13 +1165,12 @@ DECLARE
     granted bigint;
     last_token bigint;
     has_row boolean;
-    tries integer := 0;
 BEGIN
     PERFORM tower_fence.require_current_rows('reset');
     PERFORM tower_fence.check_token(reset.token);
     PERFORM tower_fence.check_resource(reset.resource);
     PERFORM tower_fence.catch_up(reset.resource);
-    LOOP
+    FOR attempt IN 1 .. 10 LOOP
         SELECT r.announced INTO announced FROM tower_fence.resources AS r
         WHERE r.resource = reset.resource FOR UPDATE;
         has_row := FOUND;
@@ -1217,32 +1202,26 @@ BEGIN
                 )));
             END IF;
         END IF;
-        EXIT WHEN granted > reset.token;
-        IF has_row THEN
+        IF granted > reset.token THEN
+            RETURN granted;
+        ELSIF has_row THEN
             UPDATE tower_fence.resources AS r SET
                 max_token = reset.token,
                 announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
                 announced = least(r.announced, reset.token)
             WHERE r.resource = reset.resource;
-            EXIT;
+        ELSIF EXISTS (SELECT FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token) THEN
+            -- The new row takes precedence over the floor, which blocks the resource.
+            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+            VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
+            ON CONFLICT (resource) DO NOTHING;
+            -- If another transaction has inserted the row, the row may contain an announced grant,
+            -- so read it.
+            CONTINUE WHEN NOT FOUND;
         END IF;
-        -- If a resource has no row and the floor blocks it, insert a row, which takes precedence
-        -- over the floor.
-        EXIT WHEN NOT EXISTS (
-            SELECT FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
-        );
-        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-        VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
-        ON CONFLICT (resource) DO NOTHING;
-        -- If another transaction has inserted the row, the row may contain an announced grant, so
-        -- read it.
-        EXIT WHEN FOUND;
-        tries := tries + 1;
-        IF tries > 10 THEN
-            PERFORM tower_fence.refuse_hidden_row(reset.resource);
-        END IF;
+        RETURN granted;
     END LOOP;
-    RETURN granted;
+    PERFORM tower_fence.refuse_hidden_row(reset.resource);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.reset IS
@@ -1361,7 +1340,6 @@ DECLARE
     below bigint;
     own_floor tower_fence.floors;
     idle text[];
-    in_use text[];
     removed integer;
     stale bigint;
     stale_by_lease bigint;
@@ -1428,12 +1406,10 @@ BEGIN
     );
     -- A grant needs the lock of the row of the resource, which this transaction now holds, and an
     -- expired lease is never renewed. Therefore the leases that are read here do not change.
-    in_use := ARRAY(
-        SELECT l.resource FROM tower_fence.leases AS l
-        WHERE l.resource = ANY (idle)
-            AND (l.expires_at + l.lock_delay >= idle_since OR l.token >= below)
+    idle := ARRAY(
+        SELECT n.name FROM unnest(idle) AS n (name) LEFT JOIN tower_fence.leases AS l ON l.resource = n.name
+        WHERE coalesce(l.expires_at + l.lock_delay < idle_since AND l.token < below, true)
     );
-    idle := ARRAY(SELECT name FROM unnest(idle) AS name WHERE name <> ALL (in_use));
     WITH gone AS (
         DELETE FROM tower_fence.leases AS l
         USING (

@@ -424,8 +424,7 @@ CREATE FUNCTION tower_fence.lease_ask(
     ticket bigint, is_queued boolean, listener bigint,
     OUT outcome text, OUT token bigint, OUT blocked_ms bigint, OUT others_wait boolean
 )
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 DECLARE
     -- The time for which a free resource is reserved for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
@@ -553,8 +552,7 @@ BEGIN
     IF outcome = 'again' THEN
         blocked_ms := 0;
         RETURN;
-    END IF;
-    IF outcome IS NULL AND lease_ask.listener IS NOT NULL THEN
+    ELSIF outcome IS NULL AND lease_ask.listener IS NOT NULL THEN
         PERFORM FROM tower_fence.queues AS n WHERE n.resource = lease_ask.resource FOR SHARE SKIP LOCKED;
         IF NOT FOUND THEN
             outcome := 'again';
@@ -576,35 +574,33 @@ BEGIN
             UPDATE tower_fence.waiters AS w SET listener = lease_ask.listener
             WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket
                 AND w.listener <> lease_ask.listener;
+        ELSIF NOT EXISTS (
+            SELECT FROM tower_fence.waiters AS w
+            WHERE w.resource = lease_ask.resource AND w.lease = lease_ask.lease
+        ) THEN
+            INSERT INTO tower_fence.waiters (resource, ticket, lease, owner, listener) VALUES (
+                lease_ask.resource, lease_ask.ticket, lease_ask.lease, lease_ask.owner, lease_ask.listener
+            );
+        ELSIF was_queued THEN
+            outcome := 'displaced';
+            RETURN;
         ELSE
-            IF NOT EXISTS (
-                SELECT FROM tower_fence.waiters AS w
-                WHERE w.resource = lease_ask.resource AND w.lease = lease_ask.lease
-            ) THEN
-                INSERT INTO tower_fence.waiters (resource, ticket, lease, owner, listener) VALUES (
-                    lease_ask.resource, lease_ask.ticket, lease_ask.lease, lease_ask.owner, lease_ask.listener
-                );
-            ELSIF was_queued THEN
-                outcome := 'displaced';
+            -- Do not wait for the row of the displaced request, because that request may be about
+            -- to lock the queue. If several requests under this lease id joined the queue at the
+            -- same time, each has a row. The subquery is not in FROM, where it may run several
+            -- times and return more than one of these rows.
+            UPDATE tower_fence.waiters AS w SET
+                ticket = lease_ask.ticket,
+                listener = lease_ask.listener,
+                owner = coalesce(w.owner, lease_ask.owner)
+            WHERE w.resource = lease_ask.resource AND w.ticket = (
+                SELECT o.ticket FROM tower_fence.waiters AS o
+                WHERE o.resource = lease_ask.resource AND o.lease = lease_ask.lease
+                ORDER BY o.place LIMIT 1 FOR UPDATE SKIP LOCKED
+            );
+            IF NOT FOUND THEN
+                outcome := 'again';
                 RETURN;
-            ELSE
-                -- Do not wait for the row of the displaced request, because that request may be
-                -- about to lock the queue. If several requests under this lease id joined the queue
-                -- at the same time, each has a row. The subquery is not in FROM, where it may run
-                -- several times and return more than one of these rows.
-                UPDATE tower_fence.waiters AS w SET
-                    ticket = lease_ask.ticket,
-                    listener = lease_ask.listener,
-                    owner = coalesce(w.owner, lease_ask.owner)
-                WHERE w.resource = lease_ask.resource AND w.ticket = (
-                    SELECT o.ticket FROM tower_fence.waiters AS o
-                    WHERE o.resource = lease_ask.resource AND o.lease = lease_ask.lease
-                    ORDER BY o.place LIMIT 1 FOR UPDATE SKIP LOCKED
-                );
-                IF NOT FOUND THEN
-                    outcome := 'again';
-                    RETURN;
-                END IF;
             END IF;
         END IF;
         outcome := 'queued';
@@ -738,8 +734,7 @@ CREATE FUNCTION tower_fence.lease_renew(
     resource text, lease bytea, ttl_ms bigint, new_token boolean, at_least bigint,
     OUT outcome text, OUT token bigint
 )
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $fence$
 DECLARE
     before timestamptz;
     next_token bigint;
@@ -926,8 +921,7 @@ COMMENT ON FUNCTION tower_fence.acquire IS
     'milliseconds: tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held or reserved, TF411 if no '
     'token is left, TF400 or TF422 if an argument is invalid, 55P03 (lock_not_available) if another transaction is '
     'changing the lease or the lease expires during the call, 25000 at a stricter isolation level, 25006 on a standby, '
-    'and 42501, 55000 or 57P03 if the fence cannot be used, for example because its tables were restored in part, or '
-    'because a shard of a distributed fence has moved.';
+    'and 42501, 55000 or 57P03 for the reasons given for admit().';
 
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
@@ -951,7 +945,7 @@ COMMENT ON FUNCTION tower_fence.renew IS
     'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id or '
     'is superseded, TF411 if no token is left, TF400 or TF422 if an argument is invalid, 55P03 (lock_not_available) if '
     'another transaction is changing the lease, 25000 at a stricter isolation level, 25006 on a standby, and 42501, '
-    '55000 or 57P03 for the reasons given for acquire().';
+    '55000 or 57P03 for the reasons given for admit().';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

@@ -202,19 +202,17 @@ BEGIN
             FROM pg_type AS t WHERE t.oid = base;
             EXIT WHEN kind <> 'd';
         END LOOP;
-        expressions := expressions || CASE
-            WHEN kind = 'e' OR base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype,
-                'int8'::regtype, 'uuid'::regtype, 'boolean'::regtype)
-            THEN format('CASE WHEN %1$s IS NOT NULL THEN concat(%1$s)%2$s END', value,
-                CASE base WHEN 'boolean'::regtype THEN '::boolean::text' END)
-        END;
-        IF expressions[cardinality(expressions)] IS NULL THEN
+        IF kind <> 'e' AND base NOT IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype,
+            'int8'::regtype, 'uuid'::regtype, 'boolean'::regtype)
+        THEN
             RAISE invalid_column_reference USING
                 MESSAGE = format('a pattern cannot use the column %I of type %s', part.column_name,
                     format_type(found_column.atttypid, found_column.atttypmod)),
                 DETAIL = 'It can use text, varchar, integers, uuid, boolean, enumerations, and domains over them.',
                 HINT = 'Use a stored generated column of type text.';
         END IF;
+        expressions := expressions || format('CASE WHEN %1$s IS NOT NULL THEN concat(%1$s)%2$s END', value,
+            CASE base WHEN 'boolean'::regtype THEN '::boolean::text' END);
     END LOOP;
     IF cardinality(expressions) = 0 THEN
         RAISE invalid_parameter_value USING
@@ -503,19 +501,16 @@ BEGIN
     SELECT c.* INTO protected FROM pg_class AS c WHERE c.oid = protect.relation;
     IF protected IS NULL OR protect.pattern IS NULL THEN
         RAISE null_value_not_allowed USING MESSAGE = 'protect needs a table and a pattern';
-    ELSIF reason IS NOT NULL THEN
-        RAISE wrong_object_type USING MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
-    ELSIF NOT pg_has_role(protected.relowner, 'USAGE') THEN
+    ELSIF reason IS NULL AND NOT pg_has_role(protected.relowner, 'USAGE') THEN
         RAISE insufficient_privilege USING MESSAGE = format('must be owner of table %s', protect.relation);
-    END IF;
-    IF column_beside IS NULL THEN
+    ELSIF reason IS NULL AND column_beside IS NULL THEN
         -- A concurrent transaction may be changing the properties that were checked, so lock the
         -- table and check them again. CREATE TRIGGER takes this lock in any case.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', protect.relation);
         reason := tower_fence.unprotectable(protect.relation);
-        IF reason IS NOT NULL THEN
-            RAISE wrong_object_type USING MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
-        END IF;
+    END IF;
+    IF reason IS NOT NULL THEN
+        RAISE wrong_object_type USING MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
     END IF;
     -- The triggers of all fences have the same names. If the schema of the other fence was dropped,
     -- its unprotect() is missing, so this call replaces its triggers.

@@ -531,7 +531,6 @@ DECLARE
     here text;
     key record;
     shard record;
-    routine regprocedure;
     grantee text;
     collation_name text := '"C"';
     guarded text;
@@ -611,11 +610,7 @@ BEGIN
     PERFORM tower_fence.distribute_functions();
     -- On a worker, Citus grants the same privileges as on the coordinator, but does not revoke the
     -- default privileges of PUBLIC.
-    FOR routine IN
-        SELECT p.oid::regprocedure FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(rtrim('tower_fence.', '.'))
-    LOOP
-        EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
-    END LOOP;
+    EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', rtrim('tower_fence.', '.'));
     -- A role that may execute try_admit() may also execute admit_within().
     FOR grantee IN
         SELECT quote_ident(pg_get_userbyid(a.grantee)) FROM pg_proc AS p, aclexplode(p.proacl) AS a
