@@ -309,9 +309,7 @@ BEGIN
     END IF;
     IF (CASE WHEN statement_timestamp() = transaction_timestamp()
         THEN position(';' IN rtrim(current_query(), E'; \t\r\n')) = 0
-        ELSE EXISTS (
-            SELECT FROM pg_cursors AS c WHERE c.name = '' AND c.creation_time = transaction_timestamp()
-        )
+        ELSE EXISTS (SELECT FROM pg_cursors AS c WHERE c.name = '' AND c.creation_time = transaction_timestamp())
     END) THEN
         RAISE WARNING USING
             ERRCODE = 'no_active_sql_transaction',
@@ -1412,17 +1410,13 @@ BEGIN
     );
     WITH gone AS (
         DELETE FROM tower_fence.leases AS l
-        USING (
-            SELECT o.resource FROM tower_fence.leases AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED
-        ) AS s
+        USING (SELECT o.resource FROM tower_fence.leases AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED) AS s
         WHERE l.resource = s.resource
         RETURNING l.token
     )
     SELECT max(g.token) INTO stale_by_lease FROM gone AS g;
     DELETE FROM tower_fence.queues AS q
-    USING (
-        SELECT o.resource FROM tower_fence.queues AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED
-    ) AS s
+    USING (SELECT o.resource FROM tower_fence.queues AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED) AS s
     WHERE q.resource = s.resource
         AND NOT EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = q.resource);
     WITH gone AS (

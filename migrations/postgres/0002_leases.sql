@@ -393,10 +393,7 @@ BEGIN
         FROM tower_fence.leases AS l
         WHERE l.resource = lease_call.resource AND l.lease IS DISTINCT FROM first.lease
     );
-    PERFORM pg_notify(
-        'tower_fence_' || to_hex(first.listener),
-        concat(first.ticket, ' ', greatest(blocked_ms, 0))
-    );
+    PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' ', greatest(blocked_ms, 0)));
     RETURN true;
 END
 $fence$;
@@ -771,9 +768,7 @@ BEGIN
     END IF;
     IF lease_renew.new_token OR lease_renew.at_least > seen.token THEN
         -- Take the locks in the same order as a grant does.
-        next_token := greatest(
-            tower_fence.next_token(lease_renew.resource), lease_renew.at_least
-        );
+        next_token := greatest(tower_fence.next_token(lease_renew.resource), lease_renew.at_least);
         SELECT l.token, l.expires_at INTO seen FROM tower_fence.leases AS l
         WHERE l.resource = lease_renew.resource FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN

@@ -43,9 +43,7 @@ BEGIN
     VALUES (pg_current_xact_id(), session_user, bypass.reason, CURRENT_TIMESTAMP)
     ON CONFLICT (transaction) DO UPDATE
         SET role = excluded.role, reason = excluded.reason, begun_at = excluded.begun_at;
-    RAISE LOG USING MESSAGE = concat(
-        'tower-fence: ', session_user, ' bypasses protected tables: ', bypass.reason
-    );
+    RAISE LOG USING MESSAGE = concat('tower-fence: ', session_user, ' bypasses protected tables: ', bypass.reason);
     RETURN true;
 END
 $fence$;
@@ -461,18 +459,18 @@ BEGIN
     RETURN CASE
         WHEN is_distributed AND NOT is_known
             THEN 'the fence is distributed, and its admissions are transactions of the workers'
-        WHEN is_known AND NOT is_distributed
+        WHEN NOT is_known THEN NULL
+        WHEN NOT is_distributed
             THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence on the coordinator'
-        WHEN is_known AND tower_fence.column_beside(relation) IS NULL
+        WHEN tower_fence.column_beside(relation) IS NULL
             THEN 'the fence is not colocated with it, so triggers on its shards cannot read the fence'
-        WHEN is_known AND (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p'
-            THEN 'it is partitioned and distributed'
-        WHEN is_known AND (
+        WHEN (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p' THEN 'it is partitioned and distributed'
+        WHEN (
             SELECT quote_ident(n.nspname) <> n.nspname
             FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = relation
         ) THEN 'the name of its schema needs quotes, which Citus omits when it changes the privileges of a function'
         -- Without DDL propagation, only the coordinator would have the triggers.
-        WHEN is_known AND concat(current_setting('citus.enable_unsafe_triggers', true),
+        WHEN concat(current_setting('citus.enable_unsafe_triggers', true),
             current_setting('citus.enable_ddl_propagation', true)) <> 'onon'
             THEN 'to change triggers on shards, SET citus.enable_unsafe_triggers = on and '
                 'SET citus.enable_ddl_propagation = on before the call'

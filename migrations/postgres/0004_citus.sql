@@ -1,6 +1,7 @@
 -- The fence on Citus, an extension that distributes the tables of a database over several servers.
 --
--- On a server without Citus, the objects of this migration have no effect.
+-- On a server without Citus, the objects of this migration have no effect. Only servers with Citus
+-- execute the statements that name its catalogs. column_beside() explains why.
 --
 -- Unless Citus uses two phases, it commits on the servers of the tables ("workers") before it
 -- commits on the server to which the application is connected ("coordinator"). When Citus decides
@@ -22,7 +23,6 @@ COMMENT ON TABLE tower_fence.commit_marks IS
 CREATE FUNCTION tower_fence.commit_in_two_phases()
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    -- As in column_beside(), only servers with Citus execute the statement that names its catalog.
     IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
         PERFORM FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass;
         IF NOT FOUND AND tower_fence.citus_role() = 'coordinator' THEN
@@ -40,8 +40,6 @@ COMMENT ON FUNCTION tower_fence.commit_in_two_phases IS
     'The trigger function of the fence''s tables in a database with Citus. Refuses a write on a coordinator on which '
     'join_citus() was not called.';
 
--- As in column_beside(), only servers with Citus execute the statements that name catalogs of
--- Citus.
 CREATE FUNCTION tower_fence.citus_role()
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -355,9 +353,7 @@ BEGIN
         SELECT n.result FROM run_command_on_all_nodes('SELECT tower_fence.current_history()') AS n WHERE n.success
     );
     has_failed_over := is_requested OR is_split OR NOT known || stored <@ reported
-        OR EXISTS (
-            SELECT FROM unnest(found_histories) AS h WHERE h <> ALL (known) AND substr(h, 3, 8) <> '00000001'
-        )
+        OR EXISTS (SELECT FROM unnest(found_histories) AS h WHERE h <> ALL (known) AND substr(h, 3, 8) <> '00000001')
         OR cardinality(reported) > (SELECT count(DISTINCT substr(h, 11)) FROM unnest(reported) AS h);
     IF is_requested OR has_failed_over AND (SELECT s.notices_failover FROM tower_fence.epoch_source AS s) THEN
         INSERT INTO tower_fence.epochs AS e (partition, epoch)
