@@ -974,7 +974,8 @@ BEGIN
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.max_token IS 'The highest stale token of a resource, or null if no token is stale.';
+COMMENT ON FUNCTION tower_fence.max_token IS
+    'max_token of the row of a resource, or, without a row, the floor of its partition, or null if that floor is 0.';
 
 -- Grants and epochs ----------------------------------------------------------------------------
 
@@ -1163,13 +1164,14 @@ DECLARE
     granted bigint;
     last_token bigint;
     has_row boolean;
+    before bigint;
 BEGIN
     PERFORM tower_fence.require_current_rows('reset');
     PERFORM tower_fence.check_token(reset.token);
     PERFORM tower_fence.check_resource(reset.resource);
     PERFORM tower_fence.catch_up(reset.resource);
     FOR attempt IN 1 .. 10 LOOP
-        SELECT r.announced INTO announced FROM tower_fence.resources AS r
+        SELECT r.announced, r.max_token INTO announced, before FROM tower_fence.resources AS r
         WHERE r.resource = reset.resource FOR UPDATE;
         has_row := FOUND;
         -- Ignore an announced grant of the highest possible token. The token that this reset
@@ -1217,6 +1219,10 @@ BEGIN
             -- so read it.
             CONTINUE WHEN NOT FOUND;
         END IF;
+        RAISE LOG USING MESSAGE = concat(
+            'tower-fence: ', session_user, ' resets ', reset.resource, ' to ', reset.token,
+            ', before: ', coalesce(before::text, 'no row')
+        );
         RETURN granted;
     END LOOP;
     PERFORM tower_fence.refuse_hidden_row(reset.resource);
@@ -1248,7 +1254,9 @@ BEGIN
     IF (calls BETWEEN 1 AND 1999) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING
             MESSAGE = concat('calls must be a number from 1 to 1999, not ', coalesce(calls::text, 'null'));
-    ELSIF tower_fence.is_distributed() THEN
+    END IF;
+    RAISE LOG USING MESSAGE = concat('tower-fence: ', session_user, ' calls after_failover(', calls, ')');
+    IF tower_fence.is_distributed() THEN
         RETURN tower_fence.catch_up_workers(calls);
     END IF;
     -- Before this transaction locks a floor or a row, wait for the open transactions that write to
@@ -1300,8 +1308,12 @@ BEGIN
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     PERFORM tower_fence.catch_up_partition(number::smallint) FROM generate_series(0, 255) AS number;
     PERFORM tower_fence.catch_up_workers(0) WHERE tower_fence.is_distributed();
-    UPDATE tower_fence.epoch_source AS s SET notices_failover = notice_failover.enabled
-    WHERE notice_failover.enabled IS NOT NULL;
+    IF notice_failover.enabled IS NOT NULL THEN
+        UPDATE tower_fence.epoch_source AS s SET notices_failover = notice_failover.enabled;
+        RAISE LOG USING MESSAGE = concat(
+            'tower-fence: ', session_user, ' calls notice_failover(', notice_failover.enabled::text, ')'
+        );
+    END IF;
     RETURN (SELECT s.notices_failover FROM tower_fence.epoch_source AS s);
 END
 $fence$;
@@ -1317,8 +1329,9 @@ COMMENT ON FUNCTION tower_fence.notice_failover IS
 -- the lowest token of a held lease. A row is also kept if its token is above `granted`, the highest
 -- token known to have been granted (default: the last token of the last epoch). Otherwise a forged
 -- token could block a whole partition. If the last lease on the resource in this database expired
--- or was released long enough ago, the lease is removed together with the row. If the resource has
--- a more recent lease or a queue, the row is kept.
+-- or was released long enough ago, the lease is removed together with the row, and with requests in
+-- its queue whose issuer has ended. If the resource has a more recent lease, or another request in
+-- its queue, the row is kept.
 --
 -- The table and the floor are locked before the rows. The function waits at most 50 ms for each of
 -- these locks, which is shorter than deadlock_timeout.
@@ -1373,7 +1386,10 @@ BEGIN
                     > own_floor.failover_floor - 1000 * tower_fence.forgotten_epochs(r.history, own_floor.history)
             ) IS NOT TRUE
             AND coalesce(l.expires_at + l.lock_delay < idle_since, true)
-            AND NOT EXISTS (SELECT FROM tower_fence.waiters AS w WHERE w.resource = r.resource)
+            AND NOT EXISTS (
+                SELECT FROM tower_fence.waiters AS w
+                WHERE w.resource = r.resource AND tower_fence.listener_lives(w.listener)
+            )
         LIMIT max_rows
     );
     IF cardinality(idle) = 0 THEN
@@ -1419,6 +1435,12 @@ BEGIN
     USING (SELECT o.resource FROM tower_fence.queues AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED) AS s
     WHERE q.resource = s.resource
         AND NOT EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = q.resource);
+    DELETE FROM tower_fence.waiters AS w
+    USING (
+        SELECT o.resource, o.ticket FROM tower_fence.waiters AS o
+        WHERE o.resource = ANY (idle) AND NOT tower_fence.listener_lives(o.listener) FOR UPDATE SKIP LOCKED
+    ) AS s
+    WHERE w.resource = s.resource AND w.ticket = s.ticket;
     WITH gone AS (
         DELETE FROM tower_fence.resources AS r WHERE r.resource = ANY (idle)
             AND NOT EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = r.resource)

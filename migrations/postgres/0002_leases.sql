@@ -355,7 +355,7 @@ BEGIN
         'tower_fence_' || to_hex(pass_over.listener), concat(g.ticket, ' 0')
     )) INTO removed FROM gone AS g;
     UPDATE tower_fence.leases AS l
-    SET expires_at = clock_timestamp(), lock_delay = interval '0', ttl = interval '0', lease = NULL
+    SET expires_at = clock_timestamp(), lock_delay = interval '0', ttl = interval '0', lease = NULL, owner = NULL
     FROM (
         SELECT o.resource FROM tower_fence.leases AS o
         WHERE o.resource = pass_over.resource AND o.expires_at + o.lock_delay <= clock_timestamp()

@@ -16,8 +16,8 @@ CREATE TABLE tower_fence.bypasses (
 );
 CREATE INDEX bypasses_begun_at ON tower_fence.bypasses (begun_at);
 COMMENT ON TABLE tower_fence.bypasses IS
-    'The transactions that have called bypass(), with their reasons. A row is kept for a year. Grant no privilege on '
-    'this table, because a row permits writes without an admission.';
+    'The transactions that have called bypass(), with their reasons. A later call of bypass() removes rows that '
+    'are older than a year. Grant no privilege to write to this table, because a row permits writes without an admission.';
 
 CREATE FUNCTION tower_fence.bypass(reason text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
