@@ -520,7 +520,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.distribute_functions IS 'Creates the functions of a distributed fence, for distribute().';
 
 CREATE FUNCTION tower_fence.distribute(relation regclass DEFAULT NULL)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS $fence$
 DECLARE
     role CONSTANT text := tower_fence.citus_role();
     before CONSTANT text := tower_fence.current_history();

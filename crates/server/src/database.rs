@@ -107,7 +107,8 @@ impl DatabaseArgs {
         &self,
         first: &FirstMigrationArgs,
     ) -> Result<(Fence<Postgres>, String), Failure> {
-        let options = self.direct()?;
+        // The text of a migration is too long for a warning about a slow statement.
+        let options = self.direct()?.disable_statement_logging();
         let place = place(&options);
         let fence = first.set(self.schema.builder()?).build(pool(options, 2));
         self.check(&fence, &place).await?;

@@ -8,11 +8,14 @@ use tower_fence::{AdmitError, Fence};
 
 use crate::{
     database::may_pass,
-    failure::{Failure, shown},
+    failure::{Failure, UNAVAILABLE, shown},
 };
 
 /// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);
+/// After this number of consecutive reports for which the database did not answer, the migration
+/// fails.
+const UNANSWERED: u32 = 10;
 
 /// Creates or updates the tables, and returns whether this was necessary. While another transaction
 /// blocks the migration, the log reports that transaction.
@@ -22,6 +25,7 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<bool, Failu
         Err(AdmitError::NotMigrated(_) | AdmitError::Misconfigured(_))
     );
     let mut migrating = pin!(fence.migrate());
+    let mut unanswered = 0;
     loop {
         tokio::select! {
             migrated = &mut migrating => {
@@ -35,8 +39,13 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<bool, Failu
                 });
             }
             () = sleep(LONG) => {
-                let waits_for = timeout(LONG, blockers(fence)).await;
-                let waits_for = waits_for.ok().and_then(Result::ok).flatten();
+                let found = timeout(LONG, blockers(fence)).await.ok().and_then(Result::ok);
+                unanswered = if found.is_some() { 0 } else { unanswered + 1 };
+                if unanswered == UNANSWERED {
+                    let text = format!("cannot migrate {place}: the database does not answer");
+                    return Err(Failure::new(UNAVAILABLE, text));
+                }
+                let waits_for = found.flatten();
                 let waits_for = waits_for.as_deref().unwrap_or("the database");
                 tracing::warn!(%place, waits_for, "still migrating");
             }
@@ -70,7 +79,7 @@ const FENCES: &str = "\
     SELECT pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner, \
         EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
             WHERE p.pronamespace = n.oid AND p.proname = 'current_history' \
-                AND p.prosrc LIKE '%SELECT pg_catalog.text ''''%') AS misses_failovers, \
+                AND p.prosrc NOT LIKE '%pg_walfile_name%') AS misses_failovers, \
         (SELECT pg_catalog.string_agg(f.nspname, ', ' ORDER BY f.nspname) FROM (SELECT o.nspname \
             FROM pg_catalog.pg_namespace AS o JOIN pg_catalog.pg_class AS c ON c.relnamespace = o.oid \
             WHERE o.nspname <> '{schema}' AND c.relname = 'epoch_source' AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p \
@@ -99,6 +108,10 @@ pub async fn fences(conn: &mut PgConnection, schema: &str) -> sqlx::Result<Fence
 
 /// Returns the schemas of other fences in the database of this fence, at most ten.
 pub async fn other_fences(fence: &Fence<Postgres>, schema: &str) -> sqlx::Result<Option<String>> {
-    let mut conn = fence.pool().acquire().await?;
-    Ok(fences(&mut conn, schema).await?.others)
+    let reading = async {
+        let mut conn = fence.pool().acquire().await?;
+        fences(&mut conn, schema).await
+    };
+    let read = timeout(LONG, reading).await;
+    Ok(read.map_err(|_| sqlx::Error::PoolTimedOut)??.others)
 }

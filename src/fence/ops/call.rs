@@ -120,7 +120,9 @@ impl Fence<Postgres> {
         // follows the last row.
         let rows = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
-            .run(async |on| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(on.conn).await)
+            .run(self.limits.statement_timeout(), async |on| {
+                sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(on.conn).await
+            })
             .await?;
         Ok(rows)
     }
@@ -139,25 +141,28 @@ impl Fence<Postgres> {
         let lock_ms = millis(lock_timeout);
         let called = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
-            .run(async |On { conn, .. }| {
-                let mut query = sqlx::query(AssertSqlSafe(sql)).bind(lock_ms);
-                for argument in call.arguments {
-                    query = match *argument {
-                        Argument::Text(text) => query.bind(text),
-                        Argument::Texts(texts) => query.bind(texts),
-                        Argument::Bytes(bytes) => query.bind(bytes),
-                        Argument::Integer(integer) => query.bind(integer),
-                        Argument::Truth(truth) => query.bind(truth),
-                    };
-                }
-                match query.fetch_all(&mut *conn).await {
-                    Err(error) if is_unprepared(&error) => {
-                        conn.clear_cached_statements().await?;
-                        Ok(Vec::new())
+            .run(
+                self.limits.statement_timeout(),
+                async |On { conn, .. }| {
+                    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(lock_ms);
+                    for argument in call.arguments {
+                        query = match *argument {
+                            Argument::Text(text) => query.bind(text),
+                            Argument::Texts(texts) => query.bind(texts),
+                            Argument::Bytes(bytes) => query.bind(bytes),
+                            Argument::Integer(integer) => query.bind(integer),
+                            Argument::Truth(truth) => query.bind(truth),
+                        };
                     }
-                    rows => rows,
-                }
-            })
+                    match query.fetch_all(&mut *conn).await {
+                        Err(error) if is_unprepared(&error) => {
+                            conn.clear_cached_statements().await?;
+                            Ok(Vec::new())
+                        }
+                        rows => rows,
+                    }
+                },
+            )
             .await;
         Ok(called?)
     }

@@ -73,7 +73,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         let terminate = async move {
             StandaloneStatement::ready(&fence.connections, fence.limits)
                 .await?
-                .run(async |on| DB::terminate(on.conn, id).await)
+                .run(fence.limits.statement_timeout(), async |on| {
+                    DB::terminate(on.conn, id).await
+                })
                 .await
         };
         let terminating = async {

@@ -168,7 +168,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let ready = StandaloneStatement::ready(&self.connections, limits).await;
             let standalone = ready.map_err(AdmitError::from)?;
             let own = &mut statement;
-            let written = standalone.run(async |on| {
+            let written = standalone.run(limits.write_timeout(), async |on| {
                 let admit = Admit::new(claim, token_use, limits);
                 DB::write_single(on, admit, own).await
             });

@@ -58,15 +58,16 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         })
     }
 
-    /// Runs the statement, with the timeout of a statement of the application. If the statement
-    /// exceeds it, the connection is closed, and the outcome is unknown.
+    /// Runs the statement. If the response does not arrive `within` this time, the connection is
+    /// closed, and the outcome is unknown.
     pub(in crate::fence) async fn run<T>(
         mut self,
+        within: Duration,
         statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let session = &mut self.session;
         session.phase = Phase::Open;
-        let outcome = session.run(session.limits.write_timeout(), statement).await;
+        let outcome = session.run(within, statement).await;
         if session.phase == Phase::Open {
             session.phase = Phase::Clean;
         }

@@ -226,9 +226,9 @@ impl Functions {
         if after.contains('\0') {
             return Err(LeaseError::invalid_cursor());
         }
-        let limit = limit.max(1);
+        let limit = limit.clamp(1, i32::MAX as usize);
         let condition = format!("h.resource > {}", literal_text(after));
-        let rows = self.held(&condition, limit.saturating_add(1)).await?;
+        let rows = self.held(&condition, limit + 1).await?;
         let leases = rows.iter().take(limit).map(held_lease);
         let leases = leases.collect::<Result<Vec<_>, _>>()?;
         let last = leases.last().filter(|_| rows.len() > limit);

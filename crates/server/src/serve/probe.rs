@@ -178,9 +178,11 @@ fn is_exhausted(rows: &[PgRow]) -> bool {
 async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<Vec<PgRow>> {
     let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
     let mut transaction = fence.pool().begin_with(begin).await?;
-    // Without these limits, the database would continue a statement after the timeout of the check.
+    // Without these limits, the database would continue a statement after the timeout of the check,
+    // and keep the transaction of a server that vanishes.
     let limits = format!(
-        "SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}",
+        "SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}; \
+         SET LOCAL idle_in_transaction_session_timeout = {0}",
         LIMIT.as_millis()
     );
     let sql = AssertSqlSafe(format!("{limits}; {sql}"));
