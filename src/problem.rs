@@ -76,7 +76,7 @@ table! {
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
     OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
     ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server is busy or stopping";
-    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body is not JSON";
+    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The content type is not JSON";
     IdempotencyKeyRequired = BAD_REQUEST, "idempotency-key-required", "An idempotency key is required";
     MalformedIdempotencyKey = BAD_REQUEST, "malformed-idempotency-key", "The idempotency key is malformed";
     IdempotencyPrincipalRequired = BAD_REQUEST, "idempotency-principal-required", "The idempotency key needs a principal";

@@ -230,7 +230,7 @@ impl Leases for HttpLeases {
             return Err(HttpError::OtherResource { answered }.into());
         }
         let held = state.into_held();
-        held.map_err(|_| HttpError::Unexpected(answer.status).into())
+        held.map_err(|_| answer.unexpected().into())
     }
 }
 
@@ -280,6 +280,12 @@ struct Answer {
     body: Vec<u8>,
 }
 
+impl Answer {
+    fn unexpected(&self) -> HttpError {
+        HttpError::unexpected(self.status, &self.body)
+    }
+}
+
 /// Maximum size of a response, in bytes. A page of a thousand leases with the longest names is
 /// smaller.
 const BODY_LIMIT_BYTES: usize = 4 * 1024 * 1024;
@@ -290,7 +296,7 @@ async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpE
     let (status, mut body) = (response.status(), vec![]);
     while let Some(chunk) = response.chunk().await.map_err(failed)? {
         if body.len() + chunk.len() > BODY_LIMIT_BYTES {
-            return Err(HttpError::Unexpected(status));
+            return Err(HttpError::unexpected(status, b""));
         }
         body.extend_from_slice(&chunk);
     }
@@ -330,7 +336,7 @@ fn granted(
     }
     // A lease under another id is not the lease that was requested.
     let lease = lease.into_lease(resource, id);
-    lease.ok_or_else(|| HttpError::Unexpected(answer.status).into())
+    lease.ok_or_else(|| answer.unexpected().into())
 }
 
 fn read<T: DeserializeOwned>(
@@ -339,7 +345,7 @@ fn read<T: DeserializeOwned>(
     answer: &Answer,
 ) -> Result<T, LeaseError> {
     succeeded(resource, expected, answer)?;
-    serde_json::from_slice(&answer.body).map_err(|_| HttpError::Unexpected(answer.status).into())
+    serde_json::from_slice(&answer.body).map_err(|_| answer.unexpected().into())
 }
 
 /// Checks that a response has the expected status. Converts a refusal to a typed error.
@@ -354,7 +360,7 @@ fn succeeded(
     let refused = refusal::read(body, resource);
     Err(refused.unwrap_or_else(|| match status.as_u16() {
         300..=399 | 401 | 403 | 404 | 405 | 407 | 410 => HttpError::refused(*status, body).into(),
-        _ => HttpError::Unexpected(*status).into(),
+        _ => HttpError::unexpected(*status, body).into(),
     }))
 }
 

@@ -64,8 +64,13 @@ pub enum HttpError {
     },
     /// The response has a status or a body that is invalid for this request. It comes from another
     /// service or a proxy, or from an issuer whose store is unavailable.
-    #[error("unexpected answer from the issuer with status {0}")]
-    Unexpected(StatusCode),
+    #[error("unexpected answer from the issuer with status {status}{}", detail(.status, .problem.as_ref()))]
+    Unexpected {
+        /// The status of the response.
+        status: StatusCode,
+        /// The problem document, if the response contains one.
+        problem: Option<Value>,
+    },
 }
 
 impl HttpError {
@@ -79,11 +84,14 @@ impl HttpError {
 
     /// Returns the error for a refused request, given the body of the response.
     pub(super) fn refused(status: StatusCode, body: &[u8]) -> Self {
-        let problem = serde_json::from_slice(body).ok();
-        Self::Refused {
-            status,
-            problem: problem.filter(Value::is_object),
-        }
+        let problem = document(body);
+        Self::Refused { status, problem }
+    }
+
+    /// Returns the error for an unexpected response with this body.
+    pub(super) fn unexpected(status: StatusCode, body: &[u8]) -> Self {
+        let problem = document(body);
+        Self::Unexpected { status, problem }
     }
 
     /// Returns the error for a request to `url` without a response.
@@ -92,6 +100,10 @@ impl HttpError {
             address: address(url),
         }
     }
+}
+
+fn document(body: &[u8]) -> Option<Value> {
+    serde_json::from_slice(body).ok().filter(Value::is_object)
 }
 
 /// Returns the host and the port of a URL, without the user name or the password.

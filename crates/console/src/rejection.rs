@@ -117,7 +117,7 @@ impl IntoResponse for Rejection {
             Self::Fence(error) => {
                 tracing::error!(
                     error = Chain(error).to_string(),
-                    "the console got no answer from the fence"
+                    "the console cannot use the fence"
                 );
             }
             _ => {}

@@ -94,12 +94,13 @@ fn is_this_machine(url: &Url) -> bool {
 
 /// Converts an error of a lease call into the failure of a command.
 pub fn failure(error: &LeaseError) -> Failure {
-    let status = match error {
+    let (status, refused) = match error {
         LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause) => {
             match cause.downcast_ref() {
-                Some(HttpError::Unexpected(status) | HttpError::Refused { status, .. }) => {
-                    status.as_u16()
-                }
+                Some(
+                    refused @ (HttpError::Unexpected { status, .. }
+                    | HttpError::Refused { status, .. }),
+                ) => (status.as_u16(), refused),
                 Some(HttpError::OtherResource { .. }) => {
                     return Failure::configuration(chain(error));
                 }
@@ -133,14 +134,14 @@ pub fn failure(error: &LeaseError) -> Failure {
             failure::REFUSED,
             "the server rejects the secret, or requires one: name a file with the secret in TOWER_FENCE_SECRET_FILE",
         ),
-        403 => Failure::new(
-            failure::REFUSED,
-            "the server refuses the request: it requires the secret of an operator; if the server has no secrets, \
-             it accepts only an IP address or localhost as the host",
-        ),
+        403 => Failure::new(failure::REFUSED, chain(refused)),
         404 | 405 => Failure::configuration(
             "the server at this URL is not an issuer, or lacks the routes for operators, which `leases` and `break` need",
         ),
-        _ => Failure::unavailable("the request failed", error),
+        300..=399 => Failure::configuration(
+            "the server redirects the request: set --url (TOWER_FENCE_URL) to the final URL",
+        ),
+        407 | 410 => Failure::configuration(chain(refused)),
+        _ => Failure::new(failure::UNAVAILABLE, chain(refused)),
     }
 }

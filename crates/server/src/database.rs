@@ -249,7 +249,7 @@ fn place(options: &PgConnectOptions) -> String {
     }
 }
 
-fn not_connected(place: &str, error: &dyn Error) -> Failure {
+fn not_connected(place: &str, error: &(dyn Error + 'static)) -> Failure {
     Failure::unavailable(&format!("cannot connect to the database {place}"), error)
 }
 

@@ -1,7 +1,8 @@
 //! The failure of a command: an exit status and a message.
 
-use std::{error::Error, io, path::Path};
+use std::{error::Error, io, iter::successors, path::Path};
 
+use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 use tower_fence::{Resource, chain::Chain};
 
 /// The command line is invalid (`EX_USAGE`).
@@ -49,7 +50,7 @@ impl Failure {
         Self::new(CONFIGURATION, text)
     }
 
-    pub fn unavailable(what: &str, error: &dyn Error) -> Self {
+    pub fn unavailable(what: &str, error: &(dyn Error + 'static)) -> Self {
         Self::new(UNAVAILABLE, format!("{what}: {}", chain(error)))
     }
 
@@ -67,11 +68,12 @@ impl Failure {
         let hint = if text.starts_with(NO_ANSWER) && text.contains("refused") {
             "; start the server with `tower-fence serve`, or name another one with --url"
         } else if text.contains("no failover can be detected") {
-            "; if the privilege is missing, grant the role EXECUTE on pg_walfile_name; otherwise see --no-failover-detection"
+            "; see --no-failover-detection"
+        } else if text.contains("permission denied for database \"") {
+            // Postgres quotes the name only if the role lacks CONNECT.
+            "; grant the role CONNECT on the database"
         } else if text.contains("permission denied for database") {
             "; grant the role CREATE on the database, or migrate as its owner"
-        } else if text.contains("which could replace functions") {
-            "; migrate as that role, or choose another schema with --database-schema"
         } else if text.contains("syntax error at or near") {
             "; if the name of the schema is a reserved keyword of SQL, choose another one with --database-schema"
         } else {
@@ -86,17 +88,37 @@ impl Failure {
     }
 }
 
-/// Formats an error with its causes, without the prefixes of sqlx, which do not help an operator.
-pub fn chain(error: &dyn Error) -> String {
-    Chain(error)
+/// Formats an error with its causes and the hint of Postgres, without the prefixes of sqlx, which do
+/// not help an operator.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let text = Chain(error)
         .to_string()
         .replace("while executing migrations: ", "the migration failed: ")
         .replace("error returned from database: ", "")
-        .replace("error with configuration: ", "")
+        .replace("error with configuration: ", "");
+    match of_postgres(error).and_then(PgDatabaseError::hint) {
+        Some(hint) => format!("{text}. {hint}"),
+        None => text,
+    }
+}
+
+/// Returns the first error of Postgres among an error and its causes.
+fn of_postgres<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e PgDatabaseError> {
+    let mut causes = successors(Some(error), |error| (*error).source());
+    // This is the source of `sqlx::Error::Database`.
+    let refused = causes.find_map(|cause| cause.downcast_ref::<Box<dyn DatabaseError>>());
+    refused?.try_downcast_ref()
+}
+
+/// Returns whether Postgres has refused a statement, which then changed nothing. The outcome is
+/// unknown if the connection was lost (class 08), or if the server was stopping or interrupted the
+/// statement (class 57).
+pub fn is_refused(error: &(dyn Error + 'static)) -> bool {
+    of_postgres(error).is_some_and(|refused| !["08", "57"].contains(&&refused.code()[..2]))
 }
 
 /// Formats an error like [`chain`], and escapes the name of this resource like [`shown`].
-pub fn chain_on(error: &dyn Error, resource: &Resource) -> String {
+pub fn chain_on(error: &(dyn Error + 'static), resource: &Resource) -> String {
     let name = chain(&io::Error::other(resource.as_str()));
     let mut text = chain(error);
     for before in [" on ", " that "] {

@@ -157,7 +157,8 @@ pub fn resource(name: &str) -> Result<Resource, Failure> {
     Resource::new(name).map_err(|error| Failure::usage(format!("invalid resource: {error}")))
 }
 
-fn token(text: &str) -> Result<Token, String> {
+/// Parses a token from the command line.
+pub fn token(text: &str) -> Result<Token, String> {
     let number = text.parse().map_err(|_| "a token must be a whole number")?;
     Token::new(number).map_err(|error| error.to_string())
 }

@@ -8,9 +8,9 @@ use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
     database::{DatabaseArgs, FirstMigrationArgs, SchemaArgs, failed, may_pass},
-    failure::{Failure, chain, shown},
+    failure::{Failure, chain, is_refused, shown},
     logs, migration,
-    operate::{print as print_text, resource},
+    operate::{print as print_text, resource, token},
 };
 
 /// Creates or updates the tables, functions and privileges in the database.
@@ -69,8 +69,8 @@ pub struct ResetArgs {
     /// The resource.
     resource: String,
     /// The highest token that was granted on the resource, never a lower one.
-    #[arg(long, value_name = "TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
-    to: i64,
+    #[arg(long, value_name = "TOKEN", value_parser = token)]
+    to: Token,
     /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
@@ -107,6 +107,7 @@ pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&first).await?;
     let distributed = fence.distribute(args.table.as_deref()).await;
     let distributed = distributed.map_err(|error| match may_pass(&error) {
+        true if is_refused(&error) => Failure::unavailable("nothing was changed", &error),
         true => Failure::unavailable(
             &format!(
                 "it is unknown whether the fence in {place} was distributed: run the command again"
@@ -133,7 +134,7 @@ pub async fn print(args: PrintArgs) -> Result<u8, Failure> {
 pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let resource = resource(&args.resource)?;
     let name = shown(resource.as_str());
-    let token = Token::new(args.to).map_err(|error| Failure::usage(error.to_string()))?;
+    let token = args.to;
     let (fence, place) = args.database.reached().await?;
     let seen = fence.inspect(&resource).await;
     let seen = seen.map_err(|error| failed(&format!("cannot read {place}"), &place, &error))?;
@@ -151,7 +152,7 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
         )),
         ResetError::Fence(error) => {
             let what = match error {
-                AdmitError::Unavailable(_) => {
+                AdmitError::Unavailable(_) if !is_refused(&error) => {
                     "the reset may have been executed: run the command again"
                 }
                 _ => "nothing was changed",

@@ -10,6 +10,7 @@ use tower_fence::{
 };
 
 use super::signals::Signals;
+use crate::failure::is_refused;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -98,8 +99,8 @@ pub fn may_be_executed(error: &LeaseError) -> bool {
     };
     match cause.downcast_ref() {
         Some(HttpError::Request { source, .. }) => !source.is_connect(),
-        Some(HttpError::Unexpected(status)) => !status.is_client_error(),
+        Some(HttpError::Unexpected { status, .. }) => !status.is_client_error(),
         Some(HttpError::Url | HttpError::Header | HttpError::Client(_)) => false,
-        _ => true,
+        _ => !is_refused(error),
     }
 }

@@ -156,6 +156,6 @@ impl EtcdArgs {
     }
 }
 
-fn invalid(error: impl Error) -> Failure {
+fn invalid(error: impl Error + 'static) -> Failure {
     Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
 }
