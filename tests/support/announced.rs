@@ -3,12 +3,13 @@
 
 use sqlx::Sqlite;
 use tower_fence::{
-    AdmitError, Fence, Resource, Token, TokenUse,
+    AdmitError, Fence, Resource, Token,
     lease::{Acquire, Announced, LeaseError, Leases, Renew},
 };
 
 use crate::{
     database::Fresh,
+    fence::use_up,
     lease::{LONG, grant, highest_epoch, sku},
 };
 
@@ -29,8 +30,7 @@ pub async fn a_forged_token_concerns_its_resource_alone(
     let neighbour = Resource::new(NEIGHBOUR).unwrap();
     let before = grant(&leases, &neighbour, LONG).await;
     leases.release(&neighbour, &before.id).await.unwrap();
-    let tx = fence.begin(&sku(), forged(), TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    use_up(&fence, &sku(), forged()).await.unwrap();
 
     let lease = grant(&leases, &sku(), LONG).await;
     assert_eq!(lease.token.get(), forged().get() + 1);
@@ -40,19 +40,13 @@ pub async fn a_forged_token_concerns_its_resource_alone(
     let renewal = Renew::new(LONG).with_new_token();
     let renewal = leases.renew(&sku(), &lease.id, renewal).await.unwrap();
     assert!(renewal.token > lease.token);
-    let tx = fence
-        .begin(&sku(), renewal.token, TokenUse::SingleUse)
-        .await;
-    tx.unwrap().commit().await.unwrap();
+    use_up(&fence, &sku(), renewal.token).await.unwrap();
     leases.release(&sku(), &lease.id).await.unwrap();
     let next = grant(&leases, &sku(), LONG).await;
     assert!(next.token > renewal.token);
-    let refused = fence
-        .begin(&sku(), renewal.token, TokenUse::SingleUse)
-        .await;
-    assert!(matches!(refused, Err(AdmitError::Stale(_))));
-    let tx = fence.begin(&sku(), next.token, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    let refused = use_up(&fence, &sku(), renewal.token).await;
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
+    use_up(&fence, &sku(), next.token).await.unwrap();
     leases.release(&sku(), &next.id).await.unwrap();
 
     // The forged token has not consumed an epoch. The next token of another resource in the
@@ -62,17 +56,13 @@ pub async fn a_forged_token_concerns_its_resource_alone(
     assert_eq!(highest_epoch(&db).await, 1);
 
     // After the highest possible token, the resource cannot be leased until its fence is reset.
-    let tx = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    use_up(&fence, &sku(), Token::MAX).await.unwrap();
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    let Err(LeaseError::Exhausted {
-        resource,
-        max_token,
-    }) = refused
-    else {
-        panic!("{refused:?}");
-    };
-    assert_eq!((resource, max_token), (sku(), Token::MAX.get()));
+    assert_matches!(
+        refused,
+        Err(LeaseError::Exhausted { resource, max_token })
+            if resource == sku() && max_token == Token::MAX.get()
+    );
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 }
 
@@ -88,7 +78,6 @@ pub async fn a_lease_whose_token_is_the_last_has_no_other(
     let renewal = Renew::new(LONG).with_new_token();
     let refused = leases.renew(&sku(), &last.id, renewal).await;
     assert_matches!(refused, Err(LeaseError::Exhausted { .. }));
-    let tx = fence.begin(&sku(), last.token, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    use_up(fence, &sku(), last.token).await.unwrap();
     leases.release(&sku(), &last.id).await.unwrap();
 }

@@ -16,7 +16,7 @@ use sqlx::{
 };
 use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
 
-use super::template;
+use super::{proxy::Proxy, template};
 
 /// A database on which the suites run.
 pub trait TestDatabase: FenceDatabase {
@@ -128,9 +128,14 @@ impl<DB: TestDatabase> Fresh<DB> {
             .unwrap()
     }
 
+    /// Counts rows, such as `ledger WHERE entry = 1`.
+    pub async fn count(&self, rows: &str) -> i64 {
+        self.number(&format!("SELECT count(*) FROM {rows}")).await
+    }
+
     /// Returns the number of entries in the ledger.
     pub async fn entries(&self) -> i64 {
-        self.number("SELECT count(*) FROM ledger").await
+        self.count("ledger").await
     }
 }
 
@@ -145,6 +150,23 @@ impl Fresh<Postgres> {
             "a session waits for a lock",
             self.number(WAITING_FOR_LOCK).await > 0
         );
+    }
+
+    /// Connects a pool for an application under test, through a proxy if there is one.
+    pub async fn pool_under_test(&self, proxy: Option<&Proxy>, options: PgPoolOptions) -> PgPool {
+        let url = proxy.map_or(self.url.clone(), |proxy| proxy.url(&self.url));
+        let connect: PgConnectOptions = url.parse().unwrap();
+        let connect = connect.application_name("under-test");
+        options.connect_with(connect).await.unwrap()
+    }
+
+    /// Counts the sessions of the application under test that meet a condition.
+    pub async fn sessions_under_test(&self, condition: &str) -> i64 {
+        self.count(&format!(
+            "pg_stat_activity WHERE datname = current_database() \
+             AND application_name = 'under-test' AND {condition}"
+        ))
+        .await
     }
 
     /// Creates a role, and runs statements in which `{role}` is its name. The role is dropped with

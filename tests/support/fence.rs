@@ -1,6 +1,7 @@
 //! Helpers for tests that use the fence without HTTP.
 
 use sqlx::Postgres;
+use tokio::task::JoinHandle;
 use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::FenceDatabase};
 
 use crate::database::TestDatabase;
@@ -9,8 +10,12 @@ pub fn token(value: i64) -> Token {
     Token::new(value).unwrap()
 }
 
+pub fn resource(name: &str) -> Resource {
+    Resource::new(name).unwrap()
+}
+
 pub fn sku() -> Resource {
-    Resource::new("sku-1").unwrap()
+    resource("sku-1")
 }
 
 pub async fn begin<DB: FenceDatabase>(fence: &Fence<DB>, value: i64) -> FencedTx<DB> {
@@ -26,6 +31,26 @@ pub async fn write<DB: TestDatabase>(fence: &Fence<DB>, value: i64) -> Result<()
         .begin(&sku(), token(value), TokenUse::SingleUse)
         .await?;
     insert(&mut tx, value).await;
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+/// Calls [`write`] in a task.
+pub fn spawn_write<DB: TestDatabase>(
+    fence: &Fence<DB>,
+    value: i64,
+) -> JoinHandle<Result<(), AdmitError>> {
+    let fence = fence.clone();
+    tokio::spawn(async move { write(&fence, value).await })
+}
+
+/// Commits a transaction under a single-use token, without a statement.
+pub async fn use_up<DB: FenceDatabase>(
+    fence: &Fence<DB>,
+    resource: &Resource,
+    token: Token,
+) -> Result<(), AdmitError> {
+    let tx = fence.begin(resource, token, TokenUse::SingleUse).await?;
     tx.commit().await.unwrap();
     Ok(())
 }

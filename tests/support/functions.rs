@@ -157,3 +157,14 @@ pub async fn in_transaction(conn: &mut PgConnection, sql: &str) -> Result<(), Re
     }
     ran
 }
+
+/// Checks that statements in a transaction are refused with this SQLSTATE.
+pub async fn refuses(conn: &mut PgConnection, sql: &str, code: &str) -> Refused {
+    let outcome = in_transaction(conn, sql).await;
+    assert_eq!(
+        outcome.as_ref().err().map(|refused| &*refused.code),
+        Some(code),
+        "{sql}: {outcome:?}"
+    );
+    outcome.unwrap_err()
+}

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use axum::Router;
+use axum::{Router, routing::MethodRouter};
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response};
 use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
@@ -37,6 +37,11 @@ impl Server {
             client: client(),
             task,
         }
+    }
+
+    /// Starts a server that has one route.
+    pub async fn at(path: &str, route: MethodRouter) -> Self {
+        Self::start(Router::new().route(path, route)).await
     }
 
     pub fn url(&self, path: &str) -> String {

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, process::Command};
 use redis::{AsyncConnectionConfig, RedisResult, aio::MultiplexedConnection};
 use sqlx::Sqlite;
 use tempfile::TempDir;
-use tower_fence::lease::RedisLeases;
+use tower_fence::{epochs::Epochs, lease::RedisLeases};
 
 use super::{
     PATIENCE,
@@ -43,6 +43,12 @@ pub async fn with_leases() -> (RedisServer, Fresh<Sqlite>, RedisLeases) {
 /// it.
 pub fn shared_url() -> String {
     super::variable("TEST_REDIS_URL")
+}
+
+/// Connects a store to the shared server, with this key prefix.
+pub async fn connect_shared(epochs: impl Epochs + 'static, prefix: &str) -> RedisLeases {
+    let builder = RedisLeases::builder(epochs).key_prefix(prefix);
+    builder.connect(&shared_url()).await.unwrap()
 }
 
 /// Returns the URL of the shared cluster, which has one node.

@@ -18,7 +18,9 @@ use super::{
     etcd,
     http::Server,
     lease::{LONG, SHORT},
-    redis::{delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
+    redis::{
+        connect_shared, delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url,
+    },
 };
 
 /// Two issuers on one store, and a value that must outlive both.
@@ -98,10 +100,7 @@ impl TestStore for Redis {
     async fn fresh() -> Fresh<RedisLeases> {
         let db = Sqlite::fresh(4).await;
         let prefix = fresh_prefix();
-        let connect = || async {
-            let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
-            builder.connect(&shared_url()).await.unwrap()
-        };
+        let connect = || connect_shared(db.fence(), &prefix);
         (connect().await, connect().await, Box::new(db))
     }
 

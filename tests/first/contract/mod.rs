@@ -14,9 +14,9 @@ use std::fs;
 use axum::{body::to_bytes, response::Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tower_fence::{Resource, problem::ProblemType};
+use tower_fence::problem::ProblemType;
 
-pub use crate::support::fence::token;
+pub use crate::support::fence::{resource, token};
 
 pub fn vectors<T: DeserializeOwned>(file: &str) -> T {
     serde_json::from_str(&text(&format!("tests/vectors/{file}"))).unwrap()
@@ -25,10 +25,6 @@ pub fn vectors<T: DeserializeOwned>(file: &str) -> T {
 /// Returns the text of a file of the repository.
 pub fn text(path: &str) -> String {
     fs::read_to_string(crate::support::repository().join(path)).unwrap()
-}
-
-pub fn resource(name: &str) -> Resource {
-    Resource::new(name).unwrap()
 }
 
 pub async fn json(response: Response) -> Value {

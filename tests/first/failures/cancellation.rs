@@ -14,7 +14,7 @@ use axum::{
     routing::post,
 };
 use futures_util::{StreamExt, future::join_all, stream};
-use sqlx::{Connection, PgPool, Postgres, postgres::PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::{
     io::AsyncWriteExt,
     net::TcpStream,
@@ -23,7 +23,7 @@ use tokio::{
 use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
 
 use crate::support::{
-    database::{Fresh, TestDatabase, is_autocommitted},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, is_autocommitted},
     eventually,
     http::Server,
     proxy::Proxy,
@@ -35,12 +35,11 @@ const CONNECTIONS: u32 = 5;
 /// that clients disconnect in every phase.
 async fn slow_pool(db: &Fresh<Postgres>, test: bool) -> (PgPool, Proxy) {
     let proxy = Proxy::delaying(db.addr(), Duration::from_millis(1)).await;
-    let url = format!("{}?application_name=under-test", proxy.url(&db.url));
     let options = PgPoolOptions::new()
         .max_connections(CONNECTIONS)
         .test_before_acquire(test)
         .acquire_timeout(Duration::from_secs(20));
-    (options.connect(&url).await.unwrap(), proxy)
+    (db.pool_under_test(Some(&proxy), options).await, proxy)
 }
 
 /// Sends requests with increasing tokens, and disconnects after at most 100 ms. Every third request
@@ -58,15 +57,6 @@ async fn disturb(server: &Server, count: i64, tokens: &AtomicI64) {
         sleep(Duration::from_micros(rand::random_range(0..100_000))).await;
     };
     stream::iter(0..count).for_each_concurrent(20, one).await;
-}
-
-/// Counts the sessions of the application that meet a condition.
-async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
-    db.number(&format!(
-        "SELECT count(*) FROM pg_stat_activity \
-         WHERE datname = current_database() AND application_name = 'under-test' AND {condition}"
-    ))
-    .await
 }
 
 /// A guard that counts the handlers that are dropped before they have finished.
@@ -131,18 +121,11 @@ async fn a_thousand_go_away(reuse: bool) {
     let waited = Arc::new(AtomicI64::new(0));
     let watch = tokio::spawn({
         let (over, waited) = (over.clone(), waited.clone());
-        let observer = PgPoolOptions::new().connect(&db.url).await.unwrap();
+        let mut observer = PgConnection::connect(&db.url).await.unwrap();
         async move {
             while !over.load(Relaxed) {
-                let seen = sqlx::query_scalar::<_, i64>(
-                    "SELECT count(*) FROM pg_stat_activity \
-                     WHERE datname = current_database() AND application_name = 'under-test' \
-                         AND wait_event_type = 'Lock'",
-                )
-                .fetch_one(&observer)
-                .await
-                .unwrap();
-                waited.fetch_add(seen, Relaxed);
+                let seen = Postgres::number(&mut observer, WAITING_FOR_LOCK).await;
+                waited.fetch_add(seen.unwrap(), Relaxed);
                 sleep(Duration::from_millis(10)).await;
             }
         }
@@ -157,7 +140,7 @@ async fn a_thousand_go_away(reuse: bool) {
         disturb(&server, 100, &tokens).await;
         // The server ends idle transactions only much later.
         let quiet = eventually("no session is in a transaction", async || {
-            busy_sessions(&db, "state <> 'idle'").await == 0
+            db.sessions_under_test("state <> 'idle'").await == 0
         });
         let quiet = timeout(Duration::from_secs(8), quiet).await;
         quiet.expect("a session stays in a transaction");
@@ -228,10 +211,14 @@ async fn test_detects_a_transaction_that_is_unsafe_to_drop() {
         disturb(&server, 10, &AtomicI64::new(1)).await;
         eventually!(
             "no statement runs",
-            busy_sessions(&db, "state = 'active'").await == 0
+            db.sessions_under_test("state = 'active'").await == 0
         );
         sleep(Duration::from_millis(50)).await;
-        if busy_sessions(&db, "state LIKE 'idle in transaction%'").await > 0 {
+        if db
+            .sessions_under_test("state LIKE 'idle in transaction%'")
+            .await
+            > 0
+        {
             caught = true;
             break;
         }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tokio::{task::JoinHandle, time::sleep};
 use tower_fence::{
-    AdmitError, Resource, TokenUse,
+    AdmitError, TokenUse,
     announce::{Announce, LeaseDigest},
 };
 
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     eventually,
-    fence::{begin, is_stale, sku, token, write},
+    fence::{begin, is_stale, resource, sku, spawn_write, token, use_up, write},
 };
 
 on_both_databases!(
@@ -48,13 +48,11 @@ async fn superseded_token_is_not_reported_as_used<DB: TestDatabase>() {
         assert_eq!(refused().await, first);
         first
     };
-    let fence = db.fence();
+    let (fence, sku) = (db.fence(), sku());
     let grant = async |granted: i64| {
         let lease = LeaseDigest::of("lease-id-of-a-grant");
-        fence
-            .announce(&sku(), token(granted), &lease, false)
-            .await
-            .unwrap();
+        let announced = fence.announce(&sku, token(granted), &lease, false);
+        announced.await.unwrap();
     };
     // The holder of token 5 never wrote before the next lease was granted.
     grant(5).await;
@@ -69,7 +67,7 @@ async fn superseded_token_is_not_reported_as_used<DB: TestDatabase>() {
     assert!(!is_used(6, TokenUse::SingleUse).await);
     // A foreign write under the next token has the same effect on `max_token` as a write under the
     // announced one.
-    let tx = fence.begin(&sku(), token(8), TokenUse::Reusable).await;
+    let tx = fence.begin(&sku, token(8), TokenUse::Reusable).await;
     tx.unwrap().commit().await.unwrap();
     assert!(!is_used(7, TokenUse::SingleUse).await);
 }
@@ -79,13 +77,9 @@ async fn resources_are_independent<DB: TestDatabase>() {
     let fence = db.fence();
     write(&fence, 7).await.unwrap();
     for name in ["sku-2", "SKU-1", "sku-1 ", "é'\"$1;--"] {
-        let other = Resource::new(name).unwrap();
+        let other = resource(name);
         assert_eq!(fence.inspect(&other).await.unwrap(), None);
-        let tx = fence
-            .begin(&other, token(1), TokenUse::SingleUse)
-            .await
-            .unwrap();
-        tx.commit().await.unwrap();
+        use_up(&fence, &other, token(1)).await.unwrap();
         assert_eq!(fence.inspect(&other).await.unwrap(), Some(1));
     }
 }
@@ -101,19 +95,13 @@ async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatab
     let fence = db.fence();
 
     let first = begin(&fence, 5).await;
-    let waiting = tokio::spawn({
-        let fence = fence.clone();
-        async move { write(&fence, 4).await }
-    });
+    let waiting = spawn_write(&fence, 4);
     must_wait(&waiting).await;
     first.commit().await.unwrap();
     is_stale(waiting.await.unwrap(), 4, 5);
 
     let second = begin(&fence, 8).await;
-    let waiting = tokio::spawn({
-        let fence = fence.clone();
-        async move { write(&fence, 7).await }
-    });
+    let waiting = spawn_write(&fence, 7);
     must_wait(&waiting).await;
     drop(second);
     waiting.await.unwrap().unwrap();
@@ -131,11 +119,8 @@ async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
 
 async fn maximum_durations_are_accepted_as_limits<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let fence = db.fence_with(|fence| {
-        fence
-            .lock_timeout(Duration::MAX)
-            .hold_timeout(Duration::MAX)
-    });
+    let longest = Duration::MAX;
+    let fence = db.fence_with(|fence| fence.lock_timeout(longest).hold_timeout(longest));
     write(&fence, 5).await.unwrap();
     is_stale(write(&fence, 5).await, 5, 5);
 }
@@ -154,12 +139,9 @@ async fn raising_waits_for_a_write_in_flight<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let tx = begin(&fence, 5).await;
-    let raising = tokio::spawn({
-        let fence = fence.clone();
-        async move { fence.raise(&sku(), token(9)).await }
-    });
+    let raising = tokio::spawn(async move { fence.raise(&sku(), token(9)).await });
     must_wait(&raising).await;
     tx.commit().await.unwrap();
     raising.await.unwrap().unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
+    assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(8));
 }

@@ -1,15 +1,16 @@
 //! Which state clones of a fence share, and which they do not share.
 
+use axum::routing::post;
 use sqlx::Postgres;
 use tower_fence::{
-    Fence, FenceLayer, PathParam, Token, TokenUse,
+    Fence, FenceLayer, PathParam, Token,
     epochs::{Epoch, Epochs},
 };
 
 use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
-    fence::{begin, is_stale, sku, token},
+    fence::{begin, is_stale, sku, token, use_up},
     http::Server,
 };
 
@@ -30,8 +31,7 @@ async fn fences_with_other_schemas_share_no_refusals() {
     let db = Postgres::fresh(2).await;
     let [red, blue] = of_two_tenants(&db).await;
     begin(&red, 9).await.commit().await.unwrap();
-    let refused = red.begin(&sku(), token(7), TokenUse::SingleUse).await;
-    is_stale(refused.map(drop), 7, 9);
+    is_stale(use_up(&red, &sku(), token(7)).await, 7, 9);
     // Another write of the first tenant is in progress.
     let open = begin(&red, 10).await;
     let mut tx = begin(&blue, 7).await;
@@ -50,10 +50,7 @@ async fn fences_with_other_schemas_share_no_epochs() {
     let issued: Token = Epoch::FIRST.token(1).unwrap();
     for (tenant, status) in [(red, 200), (blue, 403)] {
         let layer = FenceLayer::new(tenant, PathParam("r")).issued_by_this_database();
-        let app = axum::Router::new()
-            .route("/{r}", axum::routing::post(|| async {}))
-            .route_layer(layer);
-        let server = Server::start(app).await;
+        let server = Server::at("/{r}", post(|| async {}).route_layer(layer)).await;
         assert_eq!(server.write("/sku-1", issued).await.status, status);
     }
 }

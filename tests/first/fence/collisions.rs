@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
-use axum::{Router, http::StatusCode, routing::post};
+use axum::{http::StatusCode, routing::post};
 use sqlx::Postgres;
 use tokio::time::Instant;
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, TokenUse,
+    AdmitError, FenceLayer, Idempotency, PathParam, PgFencedTx, TokenUse,
     announce::{Announce, LeaseDigest},
     fence::{CommitError, WriteError},
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::{begin, insert, sku, token, write},
+    fence::{begin, insert, resource, sku, token, write},
     http::{Answer, Server},
 };
 
@@ -68,17 +68,14 @@ async fn conflicting_admission_is_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_admissions_are_retried_from_the_first() {
     let db = Postgres::fresh(2).await;
-    let both = [
-        (sku(), token(5)),
-        (Resource::new("other").unwrap(), token(6)),
-    ];
+    let both = [(sku(), token(5)), (resource("other"), token(6))];
     collide(&db, "tower_fence.resources", BEFORE, "40001", 0).await;
     // The second of the two admissions conflicts, and the first one is rolled back with it.
-    db.execute("ALTER SEQUENCE collisions START -1 MINVALUE -1 RESTART; \
+    let second = "ALTER SEQUENCE collisions START -1 MINVALUE -1 RESTART; \
          CREATE OR REPLACE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
              IF nextval('public.collisions') = 0 THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; \
-             RETURN NEW; END $$")
-        .await;
+             RETURN NEW; END $$";
+    db.execute(second).await;
     let tx = db.fence().begin_all(&both, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     for (resource, token) in both {
@@ -97,10 +94,8 @@ async fn conflicting_raise_and_announcement_are_retried() {
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
     collide(&db, "tower_fence.resources", BEFORE, "40001", 2).await;
     let lease = LeaseDigest::of("the id of a lease");
-    fence
-        .announce(&sku(), token(9), &lease, false)
-        .await
-        .unwrap();
+    let announced = fence.announce(&sku(), token(9), &lease, false).await;
+    announced.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
 }
 
@@ -111,7 +106,7 @@ async fn retries_end_at_the_lock_timeout() {
     let limit = Duration::from_secs(1);
     let fence = db.fence_with(|fence| fence.lock_timeout(limit));
     let began = Instant::now();
-    let refused = fence.begin(&sku(), token(5), TokenUse::SingleUse).await;
+    let refused = write(&fence, 5).await;
     assert_matches!(refused, Err(AdmitError::Busy(_)));
     // The default timeout is five times as long.
     assert!(began.elapsed() < 5 * limit, "{:?}", began.elapsed());
@@ -143,13 +138,12 @@ async fn nothing_is_retried_after_the_admission() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conflicting_single_statement_is_retried() {
     let db = Postgres::fresh(2).await;
-    let fence = db.fence();
+    let (fence, sku) = (db.fence(), sku());
     let write = async |value| {
         let insert = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
         let query = sqlx::query(insert).bind(value);
-        fence
-            .write::<(i64,)>(&sku(), token(value), TokenUse::SingleUse, query)
-            .await
+        let once = TokenUse::SingleUse;
+        fence.write::<(i64,)>(&sku, token(value), once, query).await
     };
     // The first write to a resource uses an open transaction, and the later ones use single
     // statements.
@@ -167,15 +161,11 @@ async fn conflicting_single_statement_is_retried() {
     // The retries stop after the lock timeout.
     collide(&db, "ledger", BEFORE, "40P01", u32::MAX).await;
     let limit = Duration::from_secs(1);
-    let (began, fence) = (
-        Instant::now(),
-        db.fence_with(|fence| fence.lock_timeout(limit)),
-    );
+    let began = Instant::now();
+    let hasty = db.fence_with(|fence| fence.lock_timeout(limit));
     let query = sqlx::query("INSERT INTO ledger SELECT 99 FROM fence RETURNING entry");
-    let sku = sku();
-    let refused = fence.write::<(i64,)>(&sku, token(99), TokenUse::SingleUse, query);
-    let refused = refused.await;
-    assert_matches!(refused, Err(WriteError::Admit(AdmitError::Busy(_))));
+    let refused = hasty.write::<(i64,)>(&sku, token(99), TokenUse::SingleUse, query);
+    assert_matches!(refused.await, Err(WriteError::Admit(AdmitError::Busy(_))));
     // The default timeout is five times as long.
     assert!(began.elapsed() < 5 * limit, "{:?}", began.elapsed());
     assert!(tries(&db).await > 1);
@@ -194,15 +184,11 @@ async fn conflicting_handler_transaction_is_answered_503() {
         written.await.map_err(|_| StatusCode::CONFLICT)?;
         Ok("written")
     }
-    fn app(fence: Fence<Postgres>) -> Router {
-        let layer = FenceLayer::new(fence, PathParam("r")).idempotent(Idempotency::optional());
-        Router::new()
-            .route("/{r}", post(handler))
-            .route_layer(layer)
-    }
     for keyed in [false, true] {
         let db = Postgres::fresh(2).await;
-        let server = Server::start(app(db.fence())).await;
+        let layer = FenceLayer::new(db.fence(), PathParam("r"));
+        let layer = layer.idempotent(Idempotency::optional());
+        let server = Server::at("/{r}", post(handler).route_layer(layer)).await;
         let write = async || {
             let mut request = server.post("/sku-1").header("Fencing-Token", "5");
             if keyed {

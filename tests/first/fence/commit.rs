@@ -18,13 +18,14 @@ on_both_databases!(
     a_dropped_transaction_leaves_nothing_behind,
     ignored_error_is_never_a_false_success,
     manually_ended_transaction_is_never_a_false_success,
-    manually_replaced_transaction_is_never_a_false_success,
     a_nested_commit_is_part_of_the_outer_transaction,
     nested_rollback_leaves_the_outer_transaction_intact,
     a_forgotten_nested_transaction_is_refused_and_leaks_nothing,
     admit_joins_the_callers_own_transaction,
     a_future_dropped_at_any_moment_leaves_no_lock,
 );
+
+const SUM: &str = "SELECT CAST(sum(entry) AS BIGINT) FROM ledger";
 
 #[track_caller]
 fn is_aborted(outcome: Result<(), CommitError>) {
@@ -40,11 +41,7 @@ async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
     // The row lock is released, and an older token is still admitted, because no request was
     // answered.
     write(&fence, 6).await.unwrap();
-    assert_eq!(
-        db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
-            .await,
-        6
-    );
+    assert_eq!(db.number(SUM).await, 6);
     // A thread outside of the runtime may drop the transaction as well.
     let mut tx = begin(&fence, 9).await;
     insert(&mut tx, 9).await;
@@ -76,22 +73,17 @@ async fn ignored_error_is_never_a_false_success<DB: TestDatabase>() {
 async fn manually_ended_transaction_is_never_a_false_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
-    let mut tx = begin(&fence, 5).await;
-    insert(&mut tx, 1).await;
-    DB::run(&mut tx, "ROLLBACK").await;
-    is_aborted(tx.commit().await);
-    assert_eq!(db.entries().await, 0);
-    // The connection is usable again.
-    write(&fence, 5).await.unwrap();
-}
-
-async fn manually_replaced_transaction_is_never_a_false_success<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    for (value, replacement) in [(5, "ROLLBACK; BEGIN"), (6, "COMMIT; BEGIN")] {
-        let mut tx = begin(&db.fence(), value).await;
-        DB::run(&mut tx, replacement).await;
+    for (value, end) in [
+        (5, "ROLLBACK"),
+        (5, "ROLLBACK; BEGIN"),
+        (6, "COMMIT; BEGIN"),
+    ] {
+        let mut tx = begin(&fence, value).await;
+        DB::run(&mut tx, end).await;
         is_aborted(tx.commit().await);
     }
+    // The connection is usable again.
+    write(&fence, 7).await.unwrap();
 }
 
 async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {
@@ -122,11 +114,7 @@ async fn nested_rollback_leaves_the_outer_transaction_intact<DB: TestDatabase>()
     // The transaction is committed right after the nested one was dropped.
     DB::nested(&mut tx, 8, Nested::Drop).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(
-        db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
-            .await,
-        5
-    );
+    assert_eq!(db.number(SUM).await, 5);
     is_stale(write(&fence, 5).await, 5, 5);
 }
 
@@ -165,26 +153,19 @@ async fn a_forgotten_nested_transaction_is_refused_and_leaks_nothing<DB: TestDat
 
 async fn admit_joins_the_callers_own_transaction<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let fence = db.fence();
-    let mut tx = db.pool.begin().await.unwrap();
-    fence
-        .admit(&mut tx, &sku(), token(5), TokenUse::SingleUse)
-        .await
-        .unwrap();
-    tx.rollback().await.unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
-
-    let mut tx = db.pool.begin().await.unwrap();
-    fence
-        .admit(&mut tx, &sku(), token(5), TokenUse::SingleUse)
-        .await
-        .unwrap();
-    let again = fence
-        .admit(&mut tx, &sku(), token(5), TokenUse::SingleUse)
-        .await;
-    is_stale(again, 5, 5);
-    tx.commit().await.unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+    let (fence, sku) = (db.fence(), sku());
+    for (commits, max_token) in [(false, None), (true, Some(5))] {
+        let mut tx = db.pool.begin().await.unwrap();
+        let admitted = fence.admit(&mut tx, &sku, token(5), TokenUse::SingleUse);
+        admitted.await.unwrap();
+        let again = fence.admit(&mut tx, &sku, token(5), TokenUse::SingleUse);
+        is_stale(again.await, 5, 5);
+        match commits {
+            true => tx.commit().await.unwrap(),
+            false => tx.rollback().await.unwrap(),
+        }
+        assert_eq!(db.fence().inspect(&sku).await.unwrap(), max_token);
+    }
 }
 
 /// The resource has no row before the first of these transactions.
@@ -193,7 +174,7 @@ async fn admit_keeps_the_settings_of_the_callers_transaction() {
     const SETTINGS: &str = "SELECT string_agg(name || setting, ' ' ORDER BY name) FROM pg_settings \
          WHERE name LIKE '%timeout%' OR name IN ('client_connection_check_interval', 'synchronous_commit')";
     let db = Postgres::fresh(2).await;
-    let fence = db.fence();
+    let (fence, sku) = (db.fence(), sku());
     for value in [5, 6] {
         let begin = "BEGIN; SET LOCAL lock_timeout = '7s'; SET LOCAL synchronous_commit = off";
         let mut tx = db.pool.begin_with(begin).await.unwrap();
@@ -201,10 +182,8 @@ async fn admit_keeps_the_settings_of_the_callers_transaction() {
             sqlx::query_scalar(SETTINGS).fetch_one(tx).await.unwrap()
         };
         let before = settings(&mut tx).await;
-        fence
-            .admit(&mut tx, &sku(), token(value), TokenUse::SingleUse)
-            .await
-            .unwrap();
+        let admitted = fence.admit(&mut tx, &sku, token(value), TokenUse::SingleUse);
+        admitted.await.unwrap();
         assert_eq!(settings(&mut tx).await, before);
         tx.commit().await.unwrap();
     }
@@ -307,9 +286,5 @@ async fn server_ends_the_transaction_of_a_frozen_holder() {
     // own admission expires.
     write(&db.fence(), 6).await.unwrap();
     is_aborted(tx.commit().await);
-    assert_eq!(
-        db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
-            .await,
-        6
-    );
+    assert_eq!(db.number(SUM).await, 6);
 }

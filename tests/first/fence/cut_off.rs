@@ -9,22 +9,17 @@ use std::{
 };
 
 use futures_util::future::try_join_all;
-use sqlx::{
-    Postgres,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::{Postgres, postgres::PgPoolOptions};
 use tokio::sync::watch;
-use tower_fence::{AdmitError, Fence, FenceBuilder, TokenUse, fence::CommitError};
+use tower_fence::{AdmitError, Fence, FenceBuilder, fence::CommitError};
 
 use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
-    fence::{begin, insert, sku, token, write},
+    fence::{begin, insert, spawn_write, write},
     proxy::{Passage, Proxy, Sender},
 };
-
-const UNDER_TEST: &str = "under-test";
 
 /// Returns a fence with a pool of one connection, which goes through a proxy.
 async fn fence(
@@ -32,19 +27,8 @@ async fn fence(
     proxy: &Proxy,
     settings: FenceBuilder<Postgres>,
 ) -> Fence<Postgres> {
-    let options: PgConnectOptions = proxy.url(&db.url).parse().unwrap();
-    let pool = PgPoolOptions::new().max_connections(1);
-    let pool = pool.connect_with(options.application_name(UNDER_TEST));
-    settings.build(pool.await.unwrap())
-}
-
-/// Returns the number of sessions under test in this state.
-async fn sessions(db: &Fresh<Postgres>, state: &str) -> i64 {
-    db.number(&format!(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-         AND application_name = '{UNDER_TEST}' AND state = '{state}'"
-    ))
-    .await
+    let options = PgPoolOptions::new().max_connections(1);
+    settings.build(db.pool_under_test(Some(proxy), options).await)
 }
 
 /// Returns the position after this text in a message.
@@ -112,19 +96,21 @@ async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
     let fence = fence(&db, &proxy, Fence::builder()).await;
     write(&fence, 1).await.unwrap();
     armed.store(true, SeqCst);
-    let begun = tokio::spawn({
-        let fence = fence.clone();
-        async move { fence.begin(&sku(), token(2), TokenUse::SingleUse).await }
-    });
+    let begun = spawn_write(&fence, 2);
     is_sent.wait_for(|sent| *sent).await.unwrap();
     eventually!(
         "the transaction has begun",
-        sessions(&db, "idle in transaction").await == 1
+        db.sessions_under_test("state = 'idle in transaction'")
+            .await
+            == 1
     );
     begun.abort();
     assert!(begun.await.unwrap_err().is_cancelled());
     held.send_replace(false);
-    eventually!("the session is idle", sessions(&db, "idle").await == 1);
+    eventually!(
+        "the session is idle",
+        db.sessions_under_test("state = 'idle'").await == 1
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,13 +5,13 @@ use std::time::Duration;
 use sqlx::{Postgres, Sqlite, postgres::PgPoolOptions};
 use tokio::time::sleep;
 use tower_fence::{
-    AdmitError, Fence, TokenUse,
+    AdmitError, Fence,
     epochs::{Epoch, Epochs},
 };
 
 use crate::support::{
     database::{TestDatabase, on_both_databases},
-    fence::{begin, sku, token, write},
+    fence::{begin, sku, spawn_write, token, use_up, write},
     ports::free_port,
 };
 
@@ -31,11 +31,8 @@ async fn epochs_increase_for_every_caller<DB: TestDatabase>() {
     assert_eq!(one.next_epoch(8, Epoch::FIRST).await.unwrap(), Epoch::FIRST);
 
     let asking = (0..20).map(|_| one.next_epoch(9, Epoch::FIRST));
-    let mut epochs: Vec<i64> = futures_util::future::join_all(asking)
-        .await
-        .into_iter()
-        .map(|epoch| epoch.unwrap().get())
-        .collect();
+    let epochs = futures_util::future::try_join_all(asking).await.unwrap();
+    let mut epochs: Vec<_> = epochs.into_iter().map(Epoch::get).collect();
     epochs.sort_unstable();
     assert_eq!(epochs, (1..=20).collect::<Vec<_>>());
 
@@ -47,12 +44,11 @@ async fn epochs_increase_for_every_caller<DB: TestDatabase>() {
 async fn migrating_twice_changes_nothing<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
-    let history = "SELECT count(*) FROM tower_fence.migrations";
-    let before = db.number(history).await;
+    let before = db.count("tower_fence.migrations").await;
     write(&fence, 5).await.unwrap();
     fence.migrate().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
-    assert_eq!(db.number(history).await, before);
+    assert_eq!(db.count("tower_fence.migrations").await, before);
 }
 
 #[tokio::test]
@@ -63,10 +59,7 @@ async fn unreachable_database_is_reported_as_unavailable() {
     let fence = Fence::builder()
         .pool_timeout(Duration::from_millis(200))
         .build(pool);
-    let refused = fence
-        .begin(&sku(), token(1), TokenUse::SingleUse)
-        .await
-        .unwrap_err();
+    let refused = use_up(&fence, &sku(), token(1)).await.unwrap_err();
     assert_matches!(refused, AdmitError::Unavailable(_));
     let text = format!("{refused:?}");
     assert_contains!(text, &address);
@@ -94,11 +87,8 @@ async fn connect_refuses_the_url_of_another_database() {
     let refused = Fence::<Postgres>::connect(&url).await.unwrap_err();
     let text = refused.to_string();
     assert_contains!(text, "must begin with postgres: or postgresql:");
-    let refused = Fence::<Sqlite>::connect(&db.url).await.unwrap_err();
-    assert!(
-        matches!(refused, sqlx::Error::Configuration(_)),
-        "{refused}"
-    );
+    let refused = Fence::<Sqlite>::connect(&db.url).await;
+    assert_matches!(refused, Err(sqlx::Error::Configuration(_)));
 }
 
 #[tokio::test]
@@ -113,16 +103,13 @@ async fn pool_of_a_database_in_memory_has_one_connection() {
 async fn a_stricter_default_isolation_level_does_not_matter() {
     let db = Postgres::fresh(4).await;
     let name = db.url.rsplit('/').next().unwrap().to_owned();
-    let setting = "SET default_transaction_isolation = 'serializable'";
-    db.execute(&format!("ALTER DATABASE {name} {setting}"))
-        .await;
+    let strict =
+        format!("ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'");
+    db.execute(&strict).await;
     let pool = PgPoolOptions::new().connect(&db.url).await.unwrap();
     let fence = Fence::new(pool);
     let first = begin(&fence, 5).await;
-    let waiting = tokio::spawn({
-        let fence = fence.clone();
-        async move { write(&fence, 6).await }
-    });
+    let waiting = spawn_write(&fence, 6);
     sleep(Duration::from_millis(50)).await;
     first.commit().await.unwrap();
     waiting.await.unwrap().unwrap();

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use sqlx::{Connection, PgConnection, Postgres};
 use tower_fence::{
-    AdmitError, Fence, LiveTokens, Resource, Token, TokenUse,
+    AdmitError, Fence, LiveTokens, Token, TokenUse,
     epochs::{Epoch, EpochError, Epochs},
 };
 
@@ -15,7 +15,7 @@ use super::failover::{
 };
 use crate::support::{
     database::{TestDatabase, on_both_databases, read},
-    fence::{refuses, sku, token, write},
+    fence::{refuses, resource, sku, token, use_up, write},
     functions::admit,
 };
 
@@ -45,13 +45,9 @@ async fn rows_advanced_by_an_operator_are_not_advanced_again() {
 /// The partitions of `a` and `sku-1` have different epochs.
 async fn operator_call_moves_each_partition_above_its_own_epoch<DB: TestDatabase>() {
     let (_db, fence) = in_epoch_1::<DB>().await;
-    let (other, partition) = (Resource::new("a").unwrap(), 0x43);
-    fence
-        .next_epoch(partition, Epoch::new(7).unwrap())
-        .await
-        .unwrap();
-    let begun = fence.begin(&other, token(7_000_000_001), TokenUse::SingleUse);
-    begun.await.unwrap().commit().await.unwrap();
+    let (other, partition, seventh) = (resource("a"), 0x43, Epoch::new(7).unwrap());
+    fence.next_epoch(partition, seventh).await.unwrap();
+    use_up(&fence, &other, token(7_000_000_001)).await.unwrap();
     fence.after_failover().await.unwrap();
     for (resource, highest_stale) in [(sku(), HIGHEST_STALE_BY_OPERATOR), (other, 507_999_999_999)]
     {
@@ -69,20 +65,16 @@ async fn one_call_has_the_effect_of_several() {
     for calls in [&["after_failover(3)"][..], &["after_failover()"; 3]] {
         let (db, fence) = in_epoch_1::<Postgres>().await;
         let other = in_the_same_partition();
-        let begun = fence.begin(&other, token(forged), TokenUse::SingleUse);
-        begun.await.unwrap().commit().await.unwrap();
+        use_up(&fence, &other, token(forged)).await.unwrap();
         was_on_timeline(&db, "00000000").await;
         for call in calls {
             db.execute(&format!("SELECT tower_fence.{call}")).await;
         }
-        let inspected = [
-            fence.inspect(&sku()).await.unwrap(),
-            fence.inspect(&other).await.unwrap(),
-        ];
-        results.push((inspected, next_epoch(&fence).await));
+        let (one, other) = (fence.inspect(&sku()).await, fence.inspect(&other).await);
+        results.push((one.unwrap(), other.unwrap(), next_epoch(&fence).await));
     }
-    let highest_stale = [Some(2_501_999_999_999), Some(forged + 2_500_000)];
-    assert_eq!(results, [(highest_stale, 2_502); 2]);
+    let expected = (Some(2_501_999_999_999), Some(forged + 2_500_000), 2_502);
+    assert_eq!(results, [expected; 2]);
 }
 
 /// The last epoch is 999,999.
@@ -96,10 +88,8 @@ async fn operator_calls_stop_at_the_last_epoch() {
     assert_eq!(db.number(epochs).await, 999_999);
     let highest_stale = fence.inspect(&sku()).await.unwrap();
     assert_eq!(highest_stale, Some(Token::MAX.get()));
-    assert_matches!(
-        fence.next_epoch(PARTITION, Epoch::FIRST).await,
-        Err(EpochError::Exhausted)
-    );
+    let next = fence.next_epoch(PARTITION, Epoch::FIRST).await;
+    assert_matches!(next, Err(EpochError::Exhausted));
 }
 
 /// Tokens may have been granted on each unobserved timeline, and above each forged token.
@@ -108,8 +98,7 @@ async fn unobserved_promotions_add_to_those_an_operator_reports() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     let other = in_the_same_partition();
-    let begun = fence.begin(&other, token(forged), TokenUse::SingleUse);
-    begun.await.unwrap().commit().await.unwrap();
+    use_up(&fence, &other, token(forged)).await.unwrap();
     was_on_timeline(&db, REPORTED[0]).await;
     is_on_timeline(&db, REPORTED[1]).await;
     fence.after_failover().await.unwrap();
@@ -152,13 +141,9 @@ async fn operator_call_waits_for_the_disk() {
             ("remote_apply", "remote_apply"),
         ] {
             let mut tx = db.pool.begin().await.unwrap();
-            for sql in [
-                format!("SET LOCAL synchronous_commit = {before}"),
-                format!("SELECT {said}"),
-            ] {
-                let ran = sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await;
-                ran.unwrap();
-            }
+            let set = format!("SET LOCAL synchronous_commit = {before}");
+            Postgres::run(&mut tx, &set).await;
+            Postgres::run(&mut tx, &format!("SELECT {said}")).await;
             let now: String = read(&mut *tx, "SHOW synchronous_commit").await;
             assert_eq!(now, then, "{said} {before}");
         }
@@ -170,17 +155,10 @@ async fn operator_call_waits_for_the_disk() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_call_does_not_deadlock_with_a_writer() {
     const TOKEN: i64 = 700_000_000_000_000;
-    let (db, _fence) = in_epoch_1::<Postgres>().await;
+    let (db, fence) = in_epoch_1::<Postgres>().await;
     let mut writer = db.pool.begin().await.unwrap();
     admit(&mut writer, "sku-1", TOKEN).await.unwrap();
-    let reported = tokio::spawn({
-        let pool = db.pool.clone();
-        async move {
-            sqlx::query("SELECT tower_fence.after_failover()")
-                .execute(&pool)
-                .await
-        }
-    });
+    let reported = tokio::spawn(async move { fence.after_failover().await });
     db.waits_for_lock().await;
     let other = in_the_same_partition();
     admit(&mut writer, other.as_str(), TOKEN).await.unwrap();
@@ -193,9 +171,9 @@ async fn operator_call_does_not_deadlock_with_a_writer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn notice_of_a_failover_does_not_wait_for_a_lock_without_end() {
     let (db, _fence) = in_epoch_1::<Postgres>().await;
-    let setting = "SELECT count(*) FROM pg_proc WHERE oid = 'tower_fence.notice_failover(boolean)'::regprocedure \
+    let setting = "pg_proc WHERE oid = 'tower_fence.notice_failover(boolean)'::regprocedure \
                    AND 'lock_timeout=10s' = ANY (proconfig)";
-    assert_eq!(db.number(setting).await, 1);
+    assert_eq!(db.count(setting).await, 1);
     db.execute("ALTER FUNCTION tower_fence.notice_failover(boolean) SET lock_timeout = '3s'")
         .await;
     let mut writer = db.pool.begin().await.unwrap();
@@ -220,10 +198,7 @@ async fn removal_uses_no_floor_from_before_a_failover() {
     )
     .await;
     let mut failover = db.pool.begin().await.unwrap();
-    sqlx::query("SELECT tower_fence.after_failover()")
-        .execute(&mut *failover)
-        .await
-        .unwrap();
+    Postgres::run(&mut failover, "SELECT tower_fence.after_failover()").await;
     let live = LiveTokens::default().granted_up_to(token(8_000_000_000_000));
     let removing = tokio::spawn({
         let (fence, live) = (fence.clone(), live.clone());
@@ -250,8 +225,7 @@ async fn conflict_with_a_catch_up_is_retried() {
             query.execute(other).await.unwrap();
         };
         // The session that has waited longer detects the deadlock, and is rolled back.
-        let patient = sqlx::query("SET deadlock_timeout = '1min'");
-        patient.execute(&mut other).await.unwrap();
+        Postgres::run(&mut other, "SET deadlock_timeout = '1min'").await;
         let mut other = other.begin().await.unwrap();
         run(&mut other, first).await;
         let colliding = tokio::spawn({

@@ -10,15 +10,15 @@ use serde_json::Value;
 use sqlx::Postgres;
 use tower::ServiceExt;
 use tower_fence::{
-    AdmitError, FenceLayer, InvalidResource, Token,
+    AdmitError, FenceLayer, InvalidResource,
     epochs::{Epoch, Epochs},
 };
 
 use super::failover::{HIGHEST_STALE, PARTITION, was_on_timeline};
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::{sku, write},
-    functions,
+    fence::{sku, token, write},
+    functions::{self, Refused},
 };
 
 /// The highest stale token before a failover.
@@ -53,9 +53,7 @@ async fn read(db: &Fresh<Postgres>, token: i64) -> Result<(), i64> {
     }
     let body = to_bytes(answer.into_body(), 10_000).await.unwrap();
     let problem: Value = serde_json::from_slice(&body).unwrap();
-    Err(problem["max_token"]
-        .as_i64()
-        .expect("the problem has no max_token"))
+    Err(problem["max_token"].as_i64().unwrap())
 }
 
 #[tokio::test]
@@ -88,15 +86,14 @@ async fn token_from_before_a_failover_raises_nothing() {
                 if by_function {
                     let mut conn = db.pool.acquire().await.unwrap();
                     let raised = functions::raise(&mut conn, "sku-1", token).await;
-                    return raised
-                        .map(drop)
-                        .map_err(|refused| refused.problem["max_token"].as_i64());
+                    let max = |refused: Refused| refused.problem["max_token"].as_i64();
+                    return raised.map(drop).map_err(max);
                 }
-                match db.fence().raise(&sku(), Token::new(token).unwrap()).await {
-                    Ok(()) => Ok(()),
-                    Err(AdmitError::Stale(stale)) => Err(Some(stale.max_token)),
-                    Err(other) => panic!("{other:?}"),
-                }
+                let raised = db.fence().raise(&sku(), self::token(token)).await;
+                raised.map_err(|error| match error {
+                    AdmitError::Stale(stale) => Some(stale.max_token),
+                    other => panic!("{other:?}"),
+                })
             };
             was_on_timeline(&db, "00000000").await;
             assert_eq!(raise(token).await, Err(Some(HIGHEST_STALE)), "{token}");
@@ -104,10 +101,8 @@ async fn token_from_before_a_failover_raises_nothing() {
             // Without a row, the floor of the partition decides.
             db.execute("DELETE FROM tower_fence.resources").await;
             was_on_timeline(&db, "0000000F").await;
-            assert_eq!(
-                raise(HIGHEST_STALE + 3).await,
-                Err(Some(HIGHEST_STALE + 1_000_000_000_000))
-            );
+            let highest_stale = Some(HIGHEST_STALE + 1_000_000_000_000);
+            assert_eq!(raise(HIGHEST_STALE + 3).await, Err(highest_stale));
         }
     }
 }

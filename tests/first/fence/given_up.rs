@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::time::{sleep, timeout};
-use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse, fence::WriteError};
+use tower_fence::{AdmitError, Fence, TokenUse, fence::WriteError};
 
 use crate::support::{
     database::{TestDatabase, pool_of},
     eventually,
+    fence::{sku, token},
     proxy::{Link, Passage, Proxy},
 };
 
 async fn write(fence: &Fence<Postgres>) -> Result<(), AdmitError> {
-    let (resource, token) = (Resource::new("r").unwrap(), Token::new(1).unwrap());
-    let tx = fence.begin(&resource, token, TokenUse::Reusable).await?;
+    let tx = fence.begin(&sku(), token(1), TokenUse::Reusable).await?;
     tx.commit().await.unwrap();
     Ok(())
 }
@@ -91,9 +91,8 @@ async fn unanswered_statement_in_a_transaction_is_given_up() {
         .hold_timeout(brief)
         .answer_timeout(brief)
         .build(pool);
-    let (resource, token) = (Resource::new("r").unwrap(), Token::new(1).unwrap());
-    let query = sqlx::query(WRITE);
-    let write = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
+    let (sku, query) = (sku(), sqlx::query(WRITE));
+    let write = fence.write::<(i64,)>(&sku, token(1), TokenUse::SingleUse, query);
     let written = timeout(Duration::from_secs(20), write).await;
     let refused = written.expect("the statement is awaited without end");
     assert_matches!(refused, Err(WriteError::Admit(AdmitError::Unavailable(_))));

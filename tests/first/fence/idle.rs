@@ -3,24 +3,20 @@
 
 use std::time::Duration;
 
-use axum::{
-    Router,
-    body::Body,
-    http::{Request, request::Parts},
-    routing::get,
-};
+use axum::{http::request::Parts, routing::get};
 use sqlx::Postgres;
-use tower::ServiceExt;
 use tower_fence::{
-    Fence, FenceLayer, Resource, TokenUse,
+    Fence, FenceLayer, Resource,
     announce::{Announce, LeaseDigest},
     fence::FenceDatabase,
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
-    fence::{begin, sku, token, write, write_at_once},
-    functions, soon,
+    fence::{begin, resource, sku, token, use_up, write, write_at_once},
+    functions,
+    http::{Answer, Server},
+    soon,
 };
 
 on_both_databases!(
@@ -46,19 +42,14 @@ impl Use {
             Self::Raise => fence.raise(&sku(), token(value)).await.unwrap(),
             Self::Announce => {
                 let lease = LeaseDigest::of("the-lease-of-whoever-uses-it");
-                fence
-                    .announce(&sku(), token(value), &lease, false)
-                    .await
-                    .unwrap();
+                let announced = fence.announce(&sku(), token(value), &lease, false).await;
+                announced.unwrap();
             }
             Self::Read => {
                 let layer = FenceLayer::new(fence.clone(), |_: &Parts| Resource::new("sku-1"));
-                let app: Router = Router::new()
-                    .route("/", get(async || "read"))
-                    .route_layer(layer);
-                let request = Request::get("/").header("Fencing-Token", value);
-                let answer = app.oneshot(request.body(Body::empty()).unwrap()).await;
-                assert_eq!(answer.unwrap().status(), 200);
+                let server = Server::at("/", get(async || "read").route_layer(layer)).await;
+                let read = server.get("/").header("Fencing-Token", value);
+                assert_eq!(Answer::to(read).await.status, 200);
             }
         }
     }
@@ -72,20 +63,15 @@ async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     } else {
         format!("datetime('now', '{} hours')", -hours_ago)
     };
-    db.execute(&format!(
-        "UPDATE tower_fence.resources SET updated_at = {then}"
-    ))
-    .await;
+    let age = format!("UPDATE tower_fence.resources SET updated_at = {then}");
+    db.execute(&age).await;
 }
 
 /// Whether a removal of rows that have been idle for an hour removes this row. Afterwards, the
 /// floor is reset.
 async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
-    let removed = db
-        .fence()
-        .remove_idle(Duration::from_secs(3_600), 10)
-        .await
-        .unwrap();
+    let hour = Duration::from_secs(3_600);
+    let removed = db.fence().remove_idle(hour, 10).await.unwrap();
     db.execute("UPDATE tower_fence.floors SET floor = 0").await;
     removed == 1
 }
@@ -105,7 +91,7 @@ async fn each_use_refreshes_the_age_of_a_row<DB: TestDatabase>() {
 
 /// The interval is the longest possible one, so only the first removal takes place.
 async fn maintenance_removes_expired_keys_and_idle_rows<DB: TestDatabase>() {
-    let (db, other) = (DB::fresh(4).await, Resource::new("sku-2").unwrap());
+    let (db, other) = (DB::fresh(4).await, resource("sku-2"));
     let fence = db.fence();
     write(&fence, 1).await.unwrap();
     used(&db, 91 * 24).await;
@@ -121,13 +107,10 @@ async fn maintenance_removes_expired_keys_and_idle_rows<DB: TestDatabase>() {
     .await;
     let maintained = fence.clone();
     let maintenance = tokio::spawn(async move { maintained.maintain(Duration::MAX).await });
-    let left = async |table: &str| {
-        let count = format!("SELECT count(*) FROM tower_fence.{table}");
-        db.number(&count).await
-    };
+    let [keys, rows] = ["tower_fence.idempotency_keys", "tower_fence.resources"];
     soon!(
         "one row of each table is removed",
-        left("idempotency_keys").await == 1 && left("resources").await == 1
+        db.count(keys).await == 1 && db.count(rows).await == 1
     );
     assert_eq!(fence.inspect(&other).await.unwrap(), Some(0));
     assert!(!maintenance.is_finished());
@@ -153,9 +136,8 @@ async fn other_writes_in_postgres_refresh_the_row_too() {
         match way {
             "early" => {
                 // The COMMIT of this transaction also begins the next transaction.
-                let other = Resource::new("another").unwrap();
-                let first = reusing.begin(&other, token(1), TokenUse::Reusable).await;
-                first.unwrap().commit().await.unwrap();
+                let other = resource(&format!("another-{value}"));
+                use_up(&reusing, &other, token(1)).await.unwrap();
                 begin(&reusing, value).await.commit().await.unwrap();
             }
             "one statement" => write_at_once(&fence, &sku(), value).await,
@@ -165,9 +147,9 @@ async fn other_writes_in_postgres_refresh_the_row_too() {
                 .await
                 .unwrap(),
         }
-        let young = "SELECT count(*) FROM tower_fence.resources \
+        let young = "tower_fence.resources \
             WHERE resource = 'sku-1' AND updated_at > now() - interval '1 hour'";
-        assert_eq!(db.number(young).await, 1, "{way}");
+        assert_eq!(db.count(young).await, 1, "{way}");
     }
 }
 
@@ -179,20 +161,16 @@ async fn raise_does_not_age_a_row() {
     let fence = db.fence();
     let mut conn = db.pool.acquire().await.unwrap();
     write(&fence, 1).await.unwrap();
-    let later =
-        "SELECT count(*) FROM tower_fence.resources WHERE updated_at > now() + interval '30 min'";
-    for (value, one) in (1..).zip(USES) {
-        // A read behaves like a write that executes no statement.
-        if !matches!(one, Use::Write | Use::Read) {
-            used(&db, -1).await;
-            one.with(&fence, 10 * value).await;
-            assert_eq!(db.number(later).await, 1, "{one:?}");
-        }
+    let later = "tower_fence.resources WHERE updated_at > now() + interval '30 min'";
+    for (value, one) in [(10, Use::Raise), (20, Use::Announce)] {
+        used(&db, -1).await;
+        one.with(&fence, value).await;
+        assert_eq!(db.count(later).await, 1, "{one:?}");
     }
     functions::raise(&mut conn, "sku-1", 100).await.unwrap();
-    assert_eq!(db.number(later).await, 1, "tower_fence.raise");
+    assert_eq!(db.count(later).await, 1, "tower_fence.raise");
     functions::execute(&mut conn, "SELECT tower_fence.acquire('sku-1', '1 s')")
         .await
         .unwrap();
-    assert_eq!(db.number(later).await, 1, "tower_fence.acquire");
+    assert_eq!(db.count(later).await, 1, "tower_fence.acquire");
 }

@@ -7,16 +7,16 @@ use std::mem;
 use futures_util::StreamExt;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, Sqlite, postgres::PgPoolOptions};
 use tower_fence::{
-    AdmitError, CommitError, Fence, Resource, Token, TokenUse,
+    AdmitError, CommitError, Fence, TokenUse,
     fence::WriteError,
-    lease::{Acquire, Leases, PostgresLeases, Renew},
+    lease::{Leases, PostgresLeases, Renew},
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase, read},
     eventually,
-    fence::write_at_once,
-    lease::LONG,
+    fence::{begin, resource, token, use_up, write_at_once},
+    lease::{LONG, grant},
 };
 
 /// Statements that open transactions without the knowledge of sqlx.
@@ -27,6 +27,9 @@ const LEFT: [&str; 5] = [
     "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ledger",
     "BEGIN; SELECT 1 / 0",
 ];
+
+/// Counts the writes with token 9.
+const NINTH: &str = "SELECT count(*) FROM ledger WHERE entry = 9";
 
 /// Leaves the only connection of the pool in the state that `sql` creates.
 async fn leave(db: &Fresh<Postgres>, sql: &'static str) {
@@ -46,7 +49,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
         let db = Postgres::fresh(1).await;
         let fence = fence(&db);
         let leases = PostgresLeases::new(fence.clone());
-        let [written, leased] = ["written", "leased"].map(|name| Resource::new(name).unwrap());
+        let [written, leased] = ["written", "leased"].map(resource);
         let write = async |value| write_at_once(&fence, &written, value).await;
         // From the second token on, each write is a single statement.
         for token in 7..9 {
@@ -54,25 +57,23 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
         }
         leave(&db, left).await;
         write(9).await;
-        let count = "SELECT count(*) FROM ledger WHERE entry = 9";
-        assert_eq!(seen(&db, count).await, 1, "{left}");
+        assert_eq!(seen(&db, NINTH).await, 1, "{left}");
 
         leave(&db, left).await;
-        let lease = leases.acquire(&leased, Acquire::new(LONG)).await.unwrap();
-        let token = "SELECT token FROM tower_fence.leases WHERE resource = 'leased'";
-        assert_eq!(seen(&db, token).await, lease.token.get(), "{left}");
+        let lease = grant(&leases, &leased, LONG).await;
+        let leased_token = "SELECT token FROM tower_fence.leases WHERE resource = 'leased'";
+        let seen_token = seen(&db, leased_token).await;
+        assert_eq!(seen_token, lease.token.get(), "{left}");
 
         leave(&db, left).await;
         let renew = Renew::new(LONG).with_new_token();
         let renewed = leases.renew(&leased, &lease.id, renew).await.unwrap();
         assert!(renewed.token > lease.token);
-        assert_eq!(seen(&db, token).await, renewed.token.get(), "{left}");
+        let seen_token = seen(&db, leased_token).await;
+        assert_eq!(seen_token, renewed.token.get(), "{left}");
 
         leave(&db, left).await;
-        fence
-            .raise(&written, Token::new(20).unwrap())
-            .await
-            .unwrap();
+        fence.raise(&written, token(20)).await.unwrap();
         let max = "SELECT max_token FROM tower_fence.resources WHERE resource = 'written'";
         assert_eq!(seen(&db, max).await, 19, "{left}");
         let abandoned = "SELECT count(*) FROM ledger WHERE entry = 1";
@@ -90,7 +91,7 @@ async fn success_is_committed_on_the_next_connection_too() {
         let pool = options.test_before_acquire(false).connect(&db.url);
         let pool = pool.await.unwrap();
         let fence = Fence::new(pool.clone());
-        let resource = Resource::new("written").unwrap();
+        let resource = resource("written");
         let write = async |value| write_at_once(&fence, &resource, value).await;
         for token in 7..9 {
             write(token).await;
@@ -106,8 +107,7 @@ async fn success_is_committed_on_the_next_connection_too() {
         let end = format!("SELECT count(pg_terminate_backend({pid}))");
         assert_eq!(seen(&db, &end).await, 1);
         write(9).await;
-        let count = "SELECT count(*) FROM ledger WHERE entry = 9";
-        assert_eq!(seen(&db, count).await, 1, "ended first: {ended_first}");
+        assert_eq!(seen(&db, NINTH).await, 1, "ended first: {ended_first}");
     }
 }
 
@@ -133,9 +133,7 @@ async fn transaction_begins_outside_of_a_transaction_that_was_left_open() {
             let fence = fence(&db);
             leave(&db, left).await;
             let began = seen(&db, clock).await;
-            let (resource, token) = (Resource::new("written").unwrap(), Token::new(7).unwrap());
-            let begun = fence.begin(&resource, token, TokenUse::SingleUse).await;
-            let mut tx = begun.unwrap();
+            let mut tx = begin(&fence, 7).await;
             let found: (i64, String, i64) =
                 sqlx::query_as(state).fetch_one(&mut *tx).await.unwrap();
             assert!(found.0 >= began, "{left}");
@@ -149,10 +147,7 @@ async fn transaction_begins_outside_of_a_transaction_that_was_left_open() {
 async fn transaction_begins_after_one_that_was_left_open_on_sqlite() {
     let db = Sqlite::fresh(1).await;
     db.execute("BEGIN; INSERT INTO ledger VALUES (1)").await;
-    let (resource, token) = (Resource::new("written").unwrap(), Token::new(7).unwrap());
-    let fence = db.fence();
-    let begun = fence.begin(&resource, token, TokenUse::SingleUse);
-    let mut tx = begun.await.unwrap();
+    let mut tx = begin(&db.fence(), 7).await;
     let left = Sqlite::number(&mut tx, "SELECT count(*) FROM ledger").await;
     assert_eq!(left.unwrap(), 0);
     tx.commit().await.unwrap();
@@ -165,17 +160,16 @@ async fn responses_to_earlier_statements_are_not_taken_for_an_outcome() {
     for fence in [Fresh::fence, Fresh::reusing_fence] {
         let db = Postgres::fresh(1).await;
         let fence = fence(&db);
-        let resource = Resource::new("written").unwrap();
-        let write = async |token| {
+        let resource = resource("written");
+        let write = async |value| {
             let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
-            let query = sqlx::query(sql).bind(token);
-            let token = Token::new(token).unwrap();
-            fence
-                .write::<(i64,)>(&resource, token, TokenUse::Reusable, query)
-                .await
+            let query = sqlx::query(sql).bind(value);
+            let written = fence.write(&resource, token(value), TokenUse::Reusable, query);
+            let written: Result<Vec<(i64,)>, _> = written.await;
+            written
         };
-        for token in 7..9 {
-            write(token).await.unwrap();
+        for value in 7..9 {
+            write(value).await.unwrap();
         }
         let cut_off_copy = async || {
             let mut conn = db.pool.acquire().await.unwrap();
@@ -185,21 +179,17 @@ async fn responses_to_earlier_statements_are_not_taken_for_an_outcome() {
         };
         cut_off_copy().await;
         let written = write(9).await;
-        let count = "SELECT count(*) FROM ledger WHERE entry = 9";
-        let count = seen(&db, count).await;
+        let count = seen(&db, NINTH).await;
         match written {
             Ok(rows) => assert_eq!((rows.len(), count), (1, 1)),
-            Err(error) => assert!(
-                matches!(error, WriteError::Commit(CommitError::OutcomeUnknown(_))),
-                "{error:?}"
-            ),
+            Err(error) => {
+                assert_matches!(error, WriteError::Commit(CommitError::OutcomeUnknown(_)));
+            }
         }
         write(10).await.unwrap();
 
         cut_off_copy().await;
-        let token = Token::new(11).unwrap();
-        let begun = fence.begin(&resource, token, TokenUse::Reusable).await;
-        begun.unwrap().commit().await.unwrap();
+        use_up(&fence, &resource, token(11)).await.unwrap();
     }
 }
 
@@ -217,27 +207,23 @@ async fn response_to_the_test_of_a_connection_is_not_taken_for_a_row() {
     });
     let pool = options.connect(&db.url).await.unwrap();
     let [fence, other] = [pool.clone(), db.pool.clone()].map(Fence::new);
-    let resource = Resource::new("written").unwrap();
-    let write = async |fence: &Fence<Postgres>, token: i64| {
+    let resource = resource("written");
+    let write = async |fence: &Fence<Postgres>, value: i64| {
         let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry::text";
-        let query = sqlx::query(sql).bind(token);
-        let token = Token::new(token).unwrap();
-        fence
-            .write::<(String,)>(&resource, token, TokenUse::SingleUse, query)
-            .await
+        let query = sqlx::query(sql).bind(value);
+        let written = fence.write(&resource, token(value), TokenUse::SingleUse, query);
+        let written: Result<Vec<(String,)>, _> = written.await;
+        written
     };
-    for token in 7..9 {
-        write(&fence, token).await.unwrap();
+    for value in 7..9 {
+        write(&fence, value).await.unwrap();
     }
     write(&other, 20).await.unwrap();
     let mut conn = pool.acquire().await.unwrap();
     assert!(conn.copy_out_raw("COPY missing TO STDOUT").await.is_err());
     drop(conn);
     let written = write(&fence, 10).await;
-    assert!(
-        matches!(written, Err(WriteError::Admit(AdmitError::Stale(_)))),
-        "{written:?}"
-    );
+    assert_matches!(written, Err(WriteError::Admit(AdmitError::Stale(_))));
     write(&fence, 21).await.unwrap();
 }
 
@@ -245,7 +231,7 @@ async fn response_to_the_test_of_a_connection_is_not_taken_for_a_row() {
 async fn forgotten_transaction_is_left_before_a_single_statement() {
     let db = Postgres::fresh(1).await;
     let fence = db.fence();
-    let resource = Resource::new("written").unwrap();
+    let resource = resource("written");
     for token in 7..9 {
         let mut conn = db.pool.acquire().await.unwrap();
         mem::forget(conn.begin().await.unwrap());
@@ -264,7 +250,7 @@ async fn disconnect_is_detected_after_an_open_transaction_has_ended() {
     for left in LEFT {
         let db = Postgres::fresh(1).await;
         let fence = db.fence();
-        let resource = Resource::new("written").unwrap();
+        let resource = resource("written");
         for token in 7..10 {
             db.execute("SET client_connection_check_interval = 0").await;
             leave(&db, left).await;

@@ -2,21 +2,19 @@
 
 use std::time::Duration;
 
-use axum::{Router, routing::post};
 use futures_util::future::join_all;
 use sqlx::{
     Connection, PgConnection, Postgres, Sqlite,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::timeout;
-use tower_fence::{AdmitError, Fence, FenceLayer, PathParam, PgFencedTx, Token, TokenUse};
+use tower_fence::{AdmitError, Fence, Token};
 
 use crate::support::{
     database::{Fresh, TestDatabase, read},
     eventually,
-    fence::{begin, sku, token},
-    functions::{execute, is_refused},
-    http::Server,
+    fence::{resource, sku, token, use_up, write},
+    functions::refuses,
 };
 
 /// Returns a role that may only write, and a fence that connects as this role.
@@ -36,14 +34,12 @@ async fn current_tables_need_no_create_right() {
     let db = Postgres::fresh(2).await;
     let (_, fence) = restricted(&db).await;
     fence.migrate().await.unwrap();
-    let mut tx = begin(&fence, 1).await;
-    Postgres::run(&mut tx, "INSERT INTO ledger VALUES (1)").await;
-    tx.commit().await.unwrap();
+    write(&fence, 1).await.unwrap();
     assert_eq!(db.entries().await, 1);
 
     // A schema that lacks one migration is not regarded as current.
-    db.execute("DELETE FROM tower_fence.migrations WHERE version = (SELECT max(version) FROM tower_fence.migrations)")
-        .await;
+    let forget = "DELETE FROM tower_fence.migrations WHERE version = (SELECT max(version) FROM tower_fence.migrations)";
+    db.execute(forget).await;
     fence.migrate().await.unwrap_err();
 }
 
@@ -52,15 +48,11 @@ async fn missing_tables_are_misconfigured_and_name_the_remedy() {
     let db = Postgres::fresh(2).await;
     db.execute("DROP TABLE tower_fence.resources").await;
     let elsewhere = db.fence_with(|fence| fence.schema("elsewhere").unwrap());
-    let app = Router::new()
-        .route("/{sku}", post(|_: PgFencedTx| async {}))
-        .route_layer(FenceLayer::new(elsewhere, PathParam("sku")));
-    let answer = Server::start(app).await.write("/sku-1", 5).await;
-    answer.is_problem(500, "misconfigured");
-    assert_contains!(answer.text, "Fence::migrate");
-    let fence = db.fence();
-    let begun = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
-    for refused in [begun.map(drop), db.fence().inspect(&sku()).await.map(drop)] {
+    for refused in [
+        use_up(&elsewhere, &sku(), token(5)).await,
+        use_up(&db.fence(), &sku(), Token::MAX).await,
+        db.fence().inspect(&sku()).await.map(drop),
+    ] {
         let Err(AdmitError::NotMigrated(cause)) = refused else {
             panic!("{refused:?}");
         };
@@ -123,37 +115,34 @@ async fn schema_of_another_role_is_refused() {
     ))
     .await;
     let expected = format!("the schema own belongs to the role {owner}");
-    let refuses = async |fence: &Fence<Postgres>| {
+    let is_refused = async |fence: &Fence<Postgres>| {
         let refused = fence.migrate().await.unwrap_err().to_string();
         assert!(refused.contains(&expected), "{refused}");
     };
     let of_superuser = db.fence_with(|fence| fence.schema("own").unwrap());
     let of_member = with_schema(&of_member, "own");
-    refuses(&of_superuser).await;
-    refuses(&of_member).await;
+    is_refused(&of_superuser).await;
+    is_refused(&of_member).await;
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
-    let refused = execute(&mut conn, &of_superuser.schema_sql()).await;
-    let refused = is_refused(refused, "42501");
+    let refused = refuses(&mut conn, &of_superuser.schema_sql(), "42501").await;
     assert!(refused.message.starts_with(&expected), "{refused:?}");
 
     // This role is the owner after SET ROLE.
     let options = of_member.pool().connect_options();
     let options = options.as_ref().clone().options([("role", &owner)]);
     let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
-    with_schema(&Fence::new(pool.clone()), "own")
-        .migrate()
-        .await
-        .unwrap();
+    let of_owner = with_schema(&Fence::new(pool.clone()), "own");
+    of_owner.migrate().await.unwrap();
     pool.close().await;
     // A superuser must not read these tables, because the owner can replace them by views.
-    refuses(&of_superuser).await;
+    is_refused(&of_superuser).await;
     of_member.migrate().await.unwrap();
     // A role that could have created the schema expects to be its owner.
     db.execute(&format!(
         "DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO {member}', current_database()); END $$"
     ))
     .await;
-    refuses(&of_member).await;
+    is_refused(&of_member).await;
 
     for pool in [fence.pool(), of_member.pool()] {
         pool.close().await;
@@ -178,18 +167,15 @@ async fn concurrent_migrations_all_succeed() {
         let fences: [_; 8] =
             std::array::from_fn(|_| db.fence_with(|fence| fence.schema(schema).unwrap()));
         // The second time, the tables are current.
-        for _ in 0..2 {
+        for round in 0..3 {
+            if round == 2 {
+                // This is the state after a dump was loaded without privileges.
+                let grant = format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO PUBLIC");
+                db.execute(&grant).await;
+            }
             for migrated in join_all(fences.iter().map(Fence::migrate)).await {
                 migrated.unwrap();
             }
-        }
-        // This is the state after a dump was loaded without privileges.
-        db.execute(&format!(
-            "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO PUBLIC"
-        ))
-        .await;
-        for migrated in join_all(fences.iter().map(Fence::migrate)).await {
-            migrated.unwrap();
         }
     }
 }
@@ -221,22 +207,13 @@ async fn schema_names_that_would_need_quotes_are_refused() {
 async fn mismatched_migration_history_is_named() {
     let db = Postgres::fresh(2).await;
     let (_, fence) = restricted(&db).await;
-    let wrong = [
-        (
-            "UPDATE tower_fence.migrations SET checksum = '\\x00' WHERE version = 2",
-            "modified",
-        ),
-        (
-            "UPDATE tower_fence.migrations SET version = 99 WHERE version = 2",
-            "missing",
-        ),
-        (
-            "UPDATE tower_fence.migrations SET success = false WHERE version = 99",
-            "partially applied",
-        ),
-    ];
-    for (statement, expected) in wrong {
-        db.execute(statement).await;
+    for (change, expected) in [
+        ("checksum = '\\x00' WHERE version = 2", "modified"),
+        ("version = 99 WHERE version = 2", "missing"),
+        ("success = false WHERE version = 99", "partially applied"),
+    ] {
+        let change = format!("UPDATE tower_fence.migrations SET {change}");
+        db.execute(&change).await;
         let error = fence.migrate().await.unwrap_err().to_string();
         assert_contains!(error, expected);
     }
@@ -277,15 +254,19 @@ async fn tables_of_a_newer_version_are_left_unchanged_on_sqlite() {
 /// Returns the fault of a fence at its first use, if there is one.
 async fn flaw(fence: &Fence<Postgres>) -> Option<String> {
     let checked = fence.check().await;
-    let token = token(rand::random_range(1..1_000_000));
-    match fence.begin(&sku(), token, TokenUse::SingleUse).await {
+    match use_up(
+        fence,
+        &resource(&format!("{:x}", rand::random::<u128>())),
+        token(5),
+    )
+    .await
+    {
         Err(AdmitError::Misconfigured(cause)) => {
             assert_matches!(checked, Err(AdmitError::Misconfigured(_)));
             Some(cause.to_string())
         }
         outcome => {
-            drop(outcome.unwrap());
-            checked.unwrap();
+            outcome.and(checked).unwrap();
             None
         }
     }
@@ -295,36 +276,19 @@ async fn flaw(fence: &Fence<Postgres>) -> Option<String> {
 async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     let db = Postgres::fresh(2).await;
     let (role, fence) = restricted(&db).await;
-    db.execute(&format!(
-        "GRANT EXECUTE ON FUNCTION tower_fence.catch_up TO {role}"
-    ))
-    .await;
+    let grant = format!("GRANT EXECUTE ON FUNCTION tower_fence.catch_up TO {role}");
+    db.execute(&grant).await;
     assert_eq!(flaw(&fence).await, None);
-    for (change, hidden_from_all) in [
-        (
-            "ALTER TABLE tower_fence.resources ENABLE ROW LEVEL SECURITY",
-            false,
-        ),
-        (
-            "ALTER TABLE tower_fence.resources FORCE ROW LEVEL SECURITY",
-            true,
-        ),
-    ] {
-        db.execute(change).await;
+    for (change, hidden_from_all) in [("ENABLE", false), ("FORCE", true)] {
+        let change = format!("ALTER TABLE tower_fence.resources {change} ROW LEVEL SECURITY");
+        db.execute(&change).await;
         // The fence is new, because a fence caches the result of its check.
         let again = with_schema(&fence, "tower_fence");
         let found = flaw(&again).await.unwrap_or_default();
-        assert_contains!(
-            found,
-            "row-level security hides rows of resources in the schema tower_fence"
-        );
+        let hides = "row-level security hides rows of resources in the schema tower_fence";
+        assert_contains!(found, hides);
         assert_eq!(flaw(&db.fence()).await.is_some(), hidden_from_all);
     }
-    let app = Router::new()
-        .route("/{sku}", post(|_: PgFencedTx| async {}))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
-    let answer = Server::start(app).await.write("/sku-1", 5).await;
-    answer.is_problem(500, "misconfigured");
 
     // The functions run as their owner.
     db.execute(&format!(
@@ -338,13 +302,11 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     let hide = "SELECT own.admit('sku-1', 900); UPDATE own.floors SET floor = 800; \
          ALTER TABLE own.resources ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY; \
          CREATE POLICY low ON own.resources USING (max_token < 500) WITH CHECK (true)";
-    sqlx::raw_sql(hide).execute(&mut *conn).await.unwrap();
-    let reset = execute(&mut conn, "SELECT own.reset('sku-1', 100)").await;
-    is_refused(reset, "42501");
+    Postgres::run(&mut conn, hide).await;
+    refuses(&mut conn, "SELECT own.reset('sku-1', 100)", "42501").await;
     let hide = "ALTER TABLE own.floors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
     Postgres::run(&mut conn, hide).await;
-    let admitted = execute(&mut conn, "SELECT own.admit('sku-1', 5)").await;
-    let refused = is_refused(admitted, "42501");
+    let refused = refuses(&mut conn, "SELECT own.admit('sku-1', 5)", "42501").await;
     assert_contains!(refused.message, "row-level security");
     drop(conn);
 }
@@ -363,20 +325,18 @@ async fn migrate_gives_up_waiting_for_locks() {
     let mut stranger = PgConnection::connect(&db.url).await.unwrap();
     let make = "BEGIN; CREATE TABLE tower_fence.migrations (version bigint)";
     Postgres::run(&mut stranger, make).await;
-    let first = tokio::spawn({
-        let fence = db.fence();
-        async move { fence.migrate().await }
-    });
+    let fence = db.fence();
+    let first = tokio::spawn(async move { fence.migrate().await });
     db.waits_for_lock().await;
     let number = db.number(advisory).await;
     first.abort();
     _ = first.await;
     Postgres::run(&mut stranger, "ROLLBACK").await;
-    eventually("the lock is free", async || {
-        let free = format!("SELECT pg_try_advisory_lock({number})::int::bigint");
+    let free = format!("SELECT pg_try_advisory_lock({number})::int::bigint");
+    eventually!(
+        "the lock is free",
         Postgres::number(&mut stranger, &free).await.unwrap() == 1
-    })
-    .await;
+    );
     let refused = timeout(Duration::from_secs(60), db.fence().migrate()).await;
     let refused = refused.expect("migrate waits without limit").unwrap_err();
     assert_contains!(refused.to_string(), "lock timeout");
@@ -416,8 +376,8 @@ async fn schema_with_objects_of_the_application_is_refused() {
             "FUNCTION tools.one() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
         ),
     ] {
-        db.execute(&format!("CREATE SCHEMA {schema}; CREATE {object}"))
-            .await;
+        let set_up = format!("CREATE SCHEMA {schema}; CREATE {object}");
+        db.execute(&set_up).await;
         let fence = db.fence_with(|fence| fence.schema(schema).unwrap());
         let refused = fence.migrate().await.unwrap_err().to_string();
         let expected = format!("the schema {schema} has objects that do not belong to the fence");
@@ -441,9 +401,7 @@ async fn second_source_of_epochs_is_refused() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let second = "INSERT INTO tower_fence.epoch_source (id) VALUES ('second')";
-    let refused = Postgres::execute(&mut conn, second).await.unwrap_err();
-    let code = refused.as_database_error().and_then(|error| error.code());
-    assert_eq!(code.as_deref(), Some("23505"));
+    refuses(&mut conn, second, "23505").await;
 }
 
 #[tokio::test]
@@ -496,19 +454,16 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let pool = db.role(own).await.pool().await;
     let fence = Fence::builder().schema("own").unwrap().build(pool);
     let refused = fence.migrate().await.unwrap_err().to_string();
-    assert_contains!(
-        refused,
-        "no failover can be detected: permission denied for function pg_walfile_name"
-    );
-    let undetected = Fence::builder().schema("own").unwrap();
-    let undetected = undetected.failover_detection(false);
+    let undetected = "no failover can be detected: permission denied for function pg_walfile_name";
+    assert_contains!(refused, undetected);
+    let builder = Fence::builder().schema("own").unwrap();
+    let undetected = builder.failover_detection(false);
     let undetected = undetected.build(fence.pool().clone());
     undetected.migrate().await.unwrap();
-    let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
-    assert_eq!(db.number(unnoticed).await, 256);
+    assert_eq!(db.count("own.floors WHERE history = ''").await, 256);
     // The choice is stored.
     fence.migrate().await.unwrap();
-    begin(&fence, 5).await.commit().await.unwrap();
+    use_up(&fence, &sku(), token(5)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
 }
 
@@ -535,8 +490,8 @@ async fn kept_timeline_fails_migrate_unless_failover_detection_is_off() {
         assert!(refused.to_string().contains(named), "{refused}");
         let undetected = Fence::builder().failover_detection(false).build(pool);
         undetected.migrate().await.unwrap();
-        let unnoticed = "SELECT count(*) FROM tower_fence.floors WHERE history = ''";
-        assert_eq!(db.number(unnoticed).await, 256);
+        let unnoticed = "tower_fence.floors WHERE history = ''";
+        assert_eq!(db.count(unnoticed).await, 256);
         undetected.pool().close().await;
     }
 }

@@ -8,12 +8,12 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous},
 };
 use tokio::time::{sleep, timeout};
-use tower_fence::{AdmitError, CommitError, Fence, Resource, TokenUse};
+use tower_fence::{AdmitError, CommitError, Fence, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    fence::{begin, insert, sku, token, write},
+    fence::{begin, insert, resource, sku, token, write},
 };
 
 /// Time for which another connection can be expected to wait.
@@ -47,20 +47,15 @@ async fn migration_succeeds_after_a_concurrent_one() {
     let db = Sqlite::fresh(2).await;
     let tables = "SELECT group_concat('DROP TABLE ' || name || ';', ' ') FROM sqlite_master \
          WHERE type = 'table' AND name LIKE 'tower_fence_%'";
-    let drop: String = sqlx::query_scalar(tables)
-        .fetch_one(&db.pool)
-        .await
-        .unwrap();
-    db.execute(&drop).await;
+    let drop = sqlx::query_scalar::<_, String>(tables).fetch_one(&db.pool);
+    db.execute(&drop.await.unwrap()).await;
     let script = db.fence().schema_sql();
     let (history, tables) = script.split_at(script.find("-- Version").unwrap());
     db.execute(history).await;
     let mut other = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
     Sqlite::run(&mut other, tables).await;
-    let migration = tokio::spawn({
-        let fence = db.fence();
-        async move { fence.migrate().await }
-    });
+    let fence = db.fence();
+    let migration = tokio::spawn(async move { fence.migrate().await });
     sleep(MOMENT).await;
     other.commit().await.unwrap();
     migration.await.unwrap().unwrap();
@@ -82,11 +77,9 @@ async fn file_that_is_not_utf_8_is_refused() {
     assert_eq!(tables.fetch_one(empty.pool()).await.unwrap(), 0);
 
     let migrated = fence().await;
-    Sqlite::run(
-        &mut migrated.pool().acquire().await.unwrap(),
-        &migrated.schema_sql(),
-    )
-    .await;
+    let mut conn = migrated.pool().acquire().await.unwrap();
+    Sqlite::run(&mut conn, &migrated.schema_sql()).await;
+    drop(conn);
     assert_matches!(migrated.check().await, Err(AdmitError::Misconfigured(_)));
     let refused = write(&migrated, 7).await;
     assert_matches!(refused, Err(AdmitError::Misconfigured(_)));
@@ -153,7 +146,7 @@ async fn writers_of_different_resources_wait_without_a_connection() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence();
     let first = begin(&fence, 5).await;
-    let other = Resource::new("sku-2").unwrap();
+    let other = resource("sku-2");
     let mut second = pin!(fence.begin(&other, token(5), TokenUse::SingleUse));
     assert!(timeout(MOMENT, &mut second).await.is_err());
     eventually!(
@@ -169,10 +162,8 @@ async fn writers_of_different_resources_wait_without_a_connection() {
 }
 
 async fn busy_timeout(pool: &SqlitePool) -> i64 {
-    sqlx::query_scalar("PRAGMA busy_timeout")
-        .fetch_one(pool)
-        .await
-        .unwrap()
+    let busy_timeout = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(pool);
+    busy_timeout.await.unwrap()
 }
 
 /// The fence returns a connection to the pool unchanged, so the busy timeout of the application's
@@ -213,11 +204,8 @@ async fn the_busy_timeout_of_the_pool_is_restored() {
     assert_eq!(busy_timeout(&pool).await, OWN_MS, "after a refusal");
     // In the transaction, the lock timeout of the fence applies.
     let mut tx = begin(5).await.unwrap();
-    let within: i64 = sqlx::query_scalar("PRAGMA busy_timeout")
-        .fetch_one(&mut *tx)
-        .await
-        .unwrap();
-    assert_eq!(within, 20);
+    let within = Sqlite::number(&mut tx, "PRAGMA busy_timeout").await;
+    assert_eq!(within.unwrap(), 20);
     tx.commit().await.unwrap();
     assert_eq!(busy_timeout(&pool).await, OWN_MS, "after a write");
 }

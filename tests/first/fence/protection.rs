@@ -3,15 +3,15 @@
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tower_fence::{
-    Resource, TokenUse,
+    TokenUse,
     announce::{Announce, LeaseDigest},
     fence::WriteError,
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase, read},
-    fence::{begin, sku, token},
-    functions::{Refused, admit, execute, in_transaction, is_refused},
+    fence::{resource, sku, token},
+    functions::{admit, execute, in_transaction, refuses},
 };
 
 /// Two protected tables, one of them partitioned, and an unprotected one.
@@ -49,11 +49,21 @@ pub async fn rows(conn: &mut PgConnection, table: &str) -> String {
     rows.unwrap_or_default()
 }
 
-#[track_caller]
-pub fn is_unfenced(outcome: Result<(), Refused>, table: &str, resource: &str) {
-    let refused = is_refused(outcome, "TF428");
+/// Runs statements in a transaction that first admits these resources.
+pub async fn run_admitted<const N: usize>(
+    conn: &mut PgConnection,
+    resources: [&str; N],
+    sql: &str,
+) {
+    let ran = in_transaction(conn, &format!("{}{sql}", admissions(resources))).await;
+    ran.unwrap_or_else(|refused| panic!("{sql}: {refused:?}"));
+}
+
+/// Checks that statements in a transaction are refused without an admission of this resource.
+pub async fn is_unfenced(conn: &mut PgConnection, sql: &str, table: &str, resource: &str) {
+    let refused = refuses(conn, sql, "TF428").await;
     let expected = format!("public.{table} is written without an admission of {resource}");
-    assert_eq!(refused.message, expected);
+    assert_eq!(refused.message, expected, "{sql}");
     assert_eq!(refused.problem, json!({ "resource": resource }));
     for remedy in ["tower_fence.admit()", "tower_fence.bypass()"] {
         assert!(refused.hint.contains(remedy), "{refused:?}");
@@ -118,13 +128,13 @@ async fn each_write_needs_the_admission_of_each_resource() {
             for missing in &resources {
                 let others = resources.iter().filter(|other| *other != missing);
                 let admitted = admissions(others.copied());
-                let outcome = in_transaction(&mut conn, &format!("{admitted}{statement}")).await;
-                let refused = is_refused(outcome, "TF428");
+                let refused = format!("{admitted}{statement}");
+                let message = refuses(&mut conn, &refused, "TF428").await.message;
                 assert!(
-                    refused.message.ends_with(&format!(" of {missing}")),
-                    "{statement}: {refused:?}"
+                    message.ends_with(&format!(" of {missing}")),
+                    "{refused}: {message}"
                 );
-                is_refused(in_transaction(&mut conn, &statement).await, "TF428");
+                refuses(&mut conn, &statement, "TF428").await;
             }
             assert_eq!(rows(&mut conn, table).await, before, "{statement}");
 
@@ -133,11 +143,8 @@ async fn each_write_needs_the_admission_of_each_resource() {
             execute(&mut conn, &format!("BEGIN; {both}; {admitted}{statement}"))
                 .await
                 .unwrap_or_else(|refused| panic!("{statement}: {refused:?}"));
-            assert_eq!(
-                rows(&mut conn, table).await,
-                rows(&mut conn, "twin").await,
-                "{statement}"
-            );
+            let as_twin = rows(&mut conn, "twin").await;
+            assert_eq!(rows(&mut conn, table).await, as_twin, "{statement}");
             Postgres::run(&mut conn, "ROLLBACK").await;
         }
     }
@@ -185,8 +192,8 @@ async fn statements_that_write_no_row_need_no_admission() {
             let statement = statement.replace("{t}", table);
             Postgres::run(&mut conn, &statement).await;
         }
-        let empty = format!("{}DELETE FROM {table}", admissions(["a", "b", "c"]));
-        in_transaction(&mut conn, &empty).await.unwrap();
+        let empty = format!("DELETE FROM {table}");
+        run_admitted(&mut conn, ["a", "b", "c"], &empty).await;
         Postgres::run(&mut conn, &format!("TRUNCATE {table}")).await;
     }
 }
@@ -213,9 +220,7 @@ async fn admission_must_precede_in_the_same_transaction() {
         // The second call is refused, but the first one has admitted the token.
         format!("{admit_a} {again}"),
     ] {
-        in_transaction(&mut conn, &format!("{admitted}; {WRITE_A}"))
-            .await
-            .unwrap_or_else(|refused| panic!("{admitted}: {refused:?}"));
+        run_admitted(&mut conn, [], &format!("{admitted}; {WRITE_A}")).await;
     }
     for not_admitted in [
         "SELECT 1".to_owned(),
@@ -232,15 +237,11 @@ async fn admission_must_precede_in_the_same_transaction() {
         // An admission whose token was already used.
         again,
     ] {
-        let outcome = in_transaction(&mut conn, &format!("{not_admitted}; {WRITE_A}")).await;
-        let refused = is_refused(outcome, "TF428");
-        assert!(
-            refused.message.ends_with(" of a"),
-            "{not_admitted}: {refused:?}"
-        );
+        let write = format!("{not_admitted}; {WRITE_A}");
+        is_unfenced(&mut conn, &write, "whole", "a").await;
     }
     let late = format!("{WRITE_A}; {admit_a}");
-    is_unfenced(in_transaction(&mut conn, &late).await, "whole", "a");
+    is_unfenced(&mut conn, &late, "whole", "a").await;
     let written = db.number("SELECT sum(n) FROM whole WHERE sku = 'a'").await;
     assert_eq!(written, 3 + 2 * 7);
 }
@@ -253,12 +254,10 @@ async fn caught_refusal_keeps_the_rest_of_the_transaction() {
         "INSERT INTO ledger VALUES (1); SAVEPOINT s; DO $$ BEGIN {WRITE_A}; \
          EXCEPTION WHEN SQLSTATE 'TF428' THEN INSERT INTO ledger VALUES (2); END $$"
     );
-    in_transaction(&mut conn, &both).await.unwrap();
+    run_admitted(&mut conn, [], &both).await;
     assert_eq!(db.entries().await, 2);
-    assert_eq!(
-        rows(&mut conn, "whole").await,
-        rows(&mut conn, "twin").await
-    );
+    let unchanged = rows(&mut conn, "twin").await;
+    assert_eq!(rows(&mut conn, "whole").await, unchanged);
 }
 
 #[tokio::test]
@@ -266,7 +265,7 @@ async fn a_raise_and_a_grant_admit_nothing() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let fence = db.fence();
-    let name = Resource::new("a").unwrap();
+    let (name, lease) = (resource("a"), LeaseDigest::of("its lease"));
     // A later transaction would be refused in any case, so the test reads the row, which must not
     // name the transaction of the raise.
     let admitted_by =
@@ -276,105 +275,63 @@ async fn a_raise_and_a_grant_admit_nothing() {
         let before = db.number(admitted_by).await;
         fence.raise(&name, token(first)).await.unwrap();
         assert_eq!(db.number(admitted_by).await, before);
-        let lease = LeaseDigest::of("its lease");
-        let announced = fence.announce(&name, token(first + 1), &lease, false).await;
-        announced.unwrap_or_else(|error| panic!("{error:?}"));
+        let announced = fence.announce(&name, token(first + 1), &lease, false);
+        announced.await.unwrap();
         assert_eq!(db.number(admitted_by).await, before);
-        is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
+        is_unfenced(&mut conn, WRITE_A, "whole", "a").await;
         admit(&mut conn, "a", first + 1).await.unwrap();
         assert_ne!(db.number(admitted_by).await, before);
     }
     // The first announcement creates the row.
     db.execute("DELETE FROM tower_fence.resources").await;
-    let lease = LeaseDigest::of("its lease");
-    let announced = fence.announce(&name, token(3_000), &lease, false).await;
-    announced.unwrap_or_else(|error| panic!("{error:?}"));
+    let announced = fence.announce(&name, token(3_000), &lease, false);
+    announced.await.unwrap();
     assert_eq!(db.number(admitted_by).await, 0);
 }
 
+/// The tests of the layer run the other write methods.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_write_method_of_the_crate_admits_its_token() {
+async fn early_and_own_transactions_admit_their_token() {
     let db = with_tables().await;
-    let write =
-        "INSERT INTO whole VALUES ($1, 'sku-1', 0); INSERT INTO parts VALUES ($1, 'sku-1', 0)";
-    let mut entry = 10;
-    let mut next = move || {
-        entry += 1;
-        (i64::from(entry), write.replace("$1", &entry.to_string()))
-    };
+    let (fence, name) = (db.reusing_fence(), resource("a"));
     // The first write creates the row of the resource, and the later ones find it.
-    for fence in [
-        db.fence(),
-        db.fence(),
-        db.reusing_fence(),
-        db.reusing_fence(),
-    ] {
-        let (number, write) = next();
-        let mut tx = begin(&fence, number).await;
-        Postgres::run(&mut tx, &write).await;
-        is_unfenced(
-            execute(
-                &mut tx,
-                "SAVEPOINT s; UPDATE parts SET n = 0 WHERE sku = 'b'",
-            )
-            .await,
-            "part_1",
-            "b",
-        );
-        Postgres::run(&mut tx, "ROLLBACK TO s; RELEASE s").await;
+    for number in 1..=4 {
+        let tx = fence.begin(&name, token(2 * number - 1), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        Postgres::run(&mut tx, WRITE_A).await;
         tx.commit().await.unwrap();
 
-        let (number, write) = next();
-        let claims = [("sku-1", number), ("b", number)]
-            .map(|(name, number)| (Resource::new(name).unwrap(), token(number)));
-        let mut tx = fence.begin_all(&claims, TokenUse::SingleUse).await.unwrap();
-        Postgres::run(
-            &mut tx,
-            &format!("{write}; UPDATE parts SET n = 0 WHERE sku = 'b'"),
-        )
-        .await;
-        tx.commit().await.unwrap();
-
-        let (number, write) = next();
         let mut own = db.pool.begin().await.unwrap();
-        fence
-            .admit(&mut own, &sku(), token(number), TokenUse::Reusable)
-            .await
-            .unwrap();
-        Postgres::run(&mut own, &write).await;
+        let admitted = fence.admit(&mut own, &name, token(2 * number), TokenUse::Reusable);
+        admitted.await.unwrap();
+        Postgres::run(&mut own, WRITE_A).await;
         own.commit().await.unwrap();
     }
-    assert_eq!(
-        db.number("SELECT count(*) FROM whole WHERE sku = 'sku-1'")
-            .await,
-        12
-    );
+    let written = "SELECT sum(n) FROM whole WHERE sku = 'a'";
+    assert_eq!(db.number(written).await, 3 + 2 * 8);
 }
 
 #[tokio::test]
 async fn single_statement_contains_its_admission() {
     let db = with_tables().await;
-    let fence = db.fence();
+    let (fence, sku) = (db.fence(), sku());
     // The resource is new, has a row, or has a row that another session has just changed.
     for number in 11..=16 {
         for table in ["whole", "parts"] {
             let insert =
                 format!("INSERT INTO {table} SELECT {number}, 'sku-1', 0 FROM fence RETURNING id");
-            let token_use = if table == "whole" {
-                TokenUse::Reusable
-            } else {
-                TokenUse::SingleUse
+            let token_use = match table {
+                "whole" => TokenUse::Reusable,
+                _ => TokenUse::SingleUse,
             };
-            let written = fence
-                .write::<(i32,)>(&sku(), token(number), token_use, AssertSqlSafe(insert))
-                .await
-                .unwrap();
-            assert_eq!(written, [(i32::try_from(number).unwrap(),)]);
+            let insert = AssertSqlSafe(insert);
+            let written = fence.write::<(i32,)>(&sku, token(number), token_use, insert);
+            assert_eq!(written.await.unwrap(), [(i32::try_from(number).unwrap(),)]);
         }
         let other =
             "UPDATE whole SET n = 9 WHERE sku = 'b' AND EXISTS (SELECT FROM fence) RETURNING n";
         let refused = fence
-            .write::<(i32,)>(&sku(), token(1_000), TokenUse::Reusable, other)
+            .write::<(i32,)>(&sku, token(1_000), TokenUse::Reusable, other)
             .await;
         let Err(WriteError::Statement(error)) = &refused else {
             panic!("{refused:?}");
@@ -382,14 +339,6 @@ async fn single_statement_contains_its_admission() {
         let code = error.as_database_error().and_then(|error| error.code());
         assert_eq!(code.as_deref(), Some("TF428"));
     }
-    assert_eq!(
-        db.number("SELECT count(*) FROM parts WHERE sku = 'sku-1'")
-            .await,
-        6
-    );
-    assert_eq!(
-        db.number("SELECT n::bigint FROM whole WHERE sku = 'b'")
-            .await,
-        3
-    );
+    assert_eq!(db.count("parts WHERE sku = 'sku-1'").await, 6);
+    assert_eq!(db.count("whole WHERE sku = 'b' AND n = 3").await, 1);
 }

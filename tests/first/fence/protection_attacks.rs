@@ -6,11 +6,11 @@ use sqlx::{Connection, PgConnection, Postgres};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    functions::{admit, execute, in_transaction, is_refused},
+    functions::{admit, execute, is_refused, refuses},
     log::Log,
 };
 
-use super::protection::{is_unfenced, with_tables};
+use super::protection::{admissions, is_unfenced, run_admitted, with_tables};
 
 /// Returns a database with a table that has a column of each kind of type, protected by a pattern.
 async fn protected(pattern: &str) -> sqlx::Result<Fresh<Postgres>> {
@@ -32,12 +32,12 @@ async fn protected(pattern: &str) -> sqlx::Result<Fresh<Postgres>> {
 
 #[track_caller]
 fn code<T: std::fmt::Debug>(outcome: sqlx::Result<T>) -> String {
-    let error = outcome.unwrap_err();
-    let error = error
-        .into_database_error()
-        .expect("an error that is not from the server");
-    error.code().expect("an error without a code").into_owned()
+    let error = outcome.unwrap_err().into_database_error().unwrap();
+    error.code().unwrap().into_owned()
 }
+
+/// The guards that are missing or do not always fire.
+const HOLES: &str = "tower_fence.protected_tables WHERE enabled IS DISTINCT FROM 'A'";
 
 /// The text form of a value of these types depends on settings of the session, or on code of other
 /// roles.
@@ -64,9 +64,7 @@ async fn a_stricter_transaction_truncates_nothing() {
         let mut conn = PgConnection::connect(&db.url).await.unwrap();
         let begin = format!("BEGIN ISOLATION LEVEL {level}");
         Postgres::run(&mut conn, &begin).await;
-        admit(&mut conn, "a", rand::random_range(1..1_000_000_000))
-            .await
-            .ok();
+        admit(&mut conn, "a", 5).await.ok();
         let refused = Postgres::execute(&mut conn, "TRUNCATE item").await;
         assert_eq!(code(refused), "25000", "{level}");
     }
@@ -82,9 +80,7 @@ async fn a_stricter_transaction_truncates_nothing() {
 async fn changed_owner_needs_the_table_to_be_protected_again() {
     let db = protected("{sku}").await.unwrap();
     let owner = db.role("ALTER TABLE item OWNER TO {role}").await.name;
-    let not_enabled =
-        "SELECT count(*) FROM tower_fence.protected_tables WHERE enabled IS DISTINCT FROM 'A'";
-    assert_eq!(db.number(not_enabled).await, 5);
+    assert_eq!(db.count(HOLES).await, 5);
     db.execute(&format!(
         "GRANT USAGE, CREATE ON SCHEMA public TO {owner}; GRANT USAGE ON SCHEMA tower_fence TO {owner}; \
          GRANT SELECT ON tower_fence.resources TO {owner}; \
@@ -92,16 +88,14 @@ async fn changed_owner_needs_the_table_to_be_protected_again() {
          SELECT tower_fence.protect('item', '{{sku}}')"
     ))
     .await;
-    assert_eq!(db.number(not_enabled).await, 0);
+    assert_eq!(db.count(HOLES).await, 0);
     let owned = format!(
-        "SELECT count(*) FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid \
+        "pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid \
          WHERE t.tgrelid = 'item'::regclass AND pg_get_userbyid(p.proowner) = '{owner}'"
     );
-    assert_eq!(db.number(&owned).await, 5);
-    let refused = sqlx::query("INSERT INTO item (sku) VALUES ('a')")
-        .execute(&db.pool)
-        .await;
-    assert_eq!(code(refused), "TF428");
+    assert_eq!(db.count(&owned).await, 5);
+    let insert = sqlx::query("INSERT INTO item (sku) VALUES ('a')");
+    assert_eq!(code(insert.execute(&db.pool).await), "TF428");
 }
 
 /// The guard still belongs to the previous owner.
@@ -122,8 +116,8 @@ async fn changed_owner_may_remove_the_protection() {
         assert_eq!(removed.unwrap(), was_protected);
     }
     Postgres::run(&mut conn, "INSERT INTO item (sku) VALUES ('a')").await;
-    let guards = "SELECT count(*) FROM pg_proc WHERE proname = 'fence_guard_item'";
-    assert_eq!(db.number(guards).await, 1);
+    let guards = "pg_proc WHERE proname = 'fence_guard_item'";
+    assert_eq!(db.count(guards).await, 1);
 }
 
 /// Unlike `ALTER TABLE`, this statement also changes the owner of the guard.
@@ -149,7 +143,7 @@ async fn reassigned_guard_names_an_owner_without_privileges() {
         (write, written)
     });
     for (write, written) in &writes {
-        let refused = is_refused(in_transaction(&mut conn, write).await, "42501");
+        let refused = refuses(&mut conn, write, "42501").await;
         let expected =
             format!("the guard of public.{written} runs with the privileges of {owner}: ");
         assert!(refused.message.starts_with(&expected), "{refused:?}");
@@ -159,7 +153,7 @@ async fn reassigned_guard_names_an_owner_without_privileges() {
     let refused = is_refused(execute(&mut conn, protect).await, "42501");
     db.execute(&refused.hint).await;
     for (write, written) in &writes {
-        is_unfenced(in_transaction(&mut conn, write).await, written, "a");
+        is_unfenced(&mut conn, write, written, "a").await;
     }
 }
 
@@ -176,30 +170,22 @@ async fn partitions_of_another_owner_are_protected() {
         )
         .await
         .name;
-    let not_enabled =
-        "SELECT count(*) FROM tower_fence.protected_tables WHERE enabled IS DISTINCT FROM 'A'";
-    assert_eq!(db.number(not_enabled).await, 0);
+    assert_eq!(db.count(HOLES).await, 0);
     let mut conn = db.pool.acquire().await.unwrap();
     let write = "UPDATE part_1 SET n = 0 WHERE id = 1";
-    is_unfenced(in_transaction(&mut conn, write).await, "part_1", "a");
+    is_unfenced(&mut conn, write, "part_1", "a").await;
     // To check a TRUNCATE, the guard would read the partition, which can run code of its owner.
     db.execute(&format!("GRANT SELECT ON part_1 TO {owner}"))
         .await;
     for table in ["part_1", "parts"] {
         let truncate = format!("TRUNCATE {table}");
-        let refused = is_refused(in_transaction(&mut conn, &truncate).await, "42501");
-        let expected = format!(
-            "the guard of public.{table} runs with the privileges of {owner}, which does not"
-        );
-        assert_contains!(refused.message, &expected);
+        let refused = refuses(&mut conn, &truncate, "42501").await;
+        let guard = format!("the guard of public.{table} runs with the privileges of {owner}");
+        assert_contains!(refused.message, &format!("{guard}, which does not"));
     }
-    db.execute(&format!("ALTER TABLE part_1 OWNER TO {owner}"))
-        .await;
-    is_unfenced(
-        in_transaction(&mut conn, "TRUNCATE part_1").await,
-        "part_1",
-        "a",
-    );
+    let change = format!("ALTER TABLE part_1 OWNER TO {owner}");
+    db.execute(&change).await;
+    is_unfenced(&mut conn, "TRUNCATE part_1", "part_1", "a").await;
 }
 
 /// Objects of a role, each of which fails if it runs with the privileges of another role.
@@ -234,38 +220,43 @@ async fn guards_run_no_code_of_a_role_that_may_execute_them() {
         .await;
     let mut conn = role.connect().await;
     Postgres::run(&mut conn, TRAPS).await;
-    let values = "('(1)', '(2)', '(3)', '(4)')";
-    let insert = format!("INSERT INTO pg_temp.mine VALUES {values}");
-    let rows = "REFERENCING NEW TABLE AS fence_new";
-    for (trigger, write, code) in [
+    let insert = "INSERT INTO pg_temp.mine VALUES ('(1)', '(2)', '(3)', '(4)')";
+    for (trigger, guard, write, code) in [
         (
-            format!("AFTER INSERT ON pg_temp.mine {rows} EXECUTE FUNCTION fence_guard_item()"),
-            &*insert,
+            "AFTER INSERT ON pg_temp.mine REFERENCING NEW TABLE AS fence_new",
+            "item",
+            insert,
             "22P02",
         ),
         (
-            "AFTER INSERT ON pg_temp.mine FOR EACH ROW EXECUTE FUNCTION fence_guard_parts()".into(),
-            &*insert,
+            "AFTER INSERT ON pg_temp.mine FOR EACH ROW",
+            "parts",
+            insert,
             "22P02",
         ),
         (
-            "AFTER INSERT ON pg_temp.mine FOR EACH ROW EXECUTE FUNCTION fence_guard_item()".into(),
-            &*insert,
+            "AFTER INSERT ON pg_temp.mine FOR EACH ROW",
+            "item",
+            insert,
             "55000",
         ),
         (
-            "AFTER INSERT ON plain EXECUTE FUNCTION fence_guard_item()".into(),
+            "AFTER INSERT ON plain",
+            "item",
             "INSERT INTO plain VALUES (1)",
             "55000",
         ),
         (
-            "BEFORE TRUNCATE ON pg_temp.mine EXECUTE FUNCTION fence_guard_item()".into(),
+            "BEFORE TRUNCATE ON pg_temp.mine",
+            "item",
             "TRUNCATE pg_temp.mine",
             "42501",
         ),
     ] {
-        let attack = format!("CREATE TRIGGER attack {trigger}; {write}");
-        let refused = is_refused(in_transaction(&mut conn, &attack).await, code);
+        let attack = format!(
+            "CREATE TRIGGER attack {trigger} EXECUTE FUNCTION fence_guard_{guard}(); {write}"
+        );
+        let refused = refuses(&mut conn, &attack, code).await;
         assert!(!refused.message.contains("runs as"), "{refused:?}");
     }
 }
@@ -274,24 +265,20 @@ async fn guards_run_no_code_of_a_role_that_may_execute_them() {
 async fn migrate_and_protect_revoke_privileges_on_a_guard() {
     let db = protected("{sku}").await.unwrap();
     let grant = "GRANT EXECUTE ON FUNCTION public.fence_guard_item TO {role} WITH GRANT OPTION";
-    let granted = "SELECT count(*) FROM pg_proc AS p, aclexplode(p.proacl) AS a \
+    let protect = "SELECT tower_fence.protect('item', '{sku}')";
+    let granted = "pg_proc AS p, aclexplode(p.proacl) AS a \
                    WHERE p.proname = 'fence_guard_item' AND a.grantee <> p.proowner";
     for by_migrate in [true, false] {
         let [first, second] = [db.role(grant).await.name, db.role("").await.name];
-        db.execute(&format!(
-            "SET ROLE {first}; {}; RESET ROLE",
-            grant.replace("{role}", &second)
-        ))
-        .await;
-        assert_eq!(db.number(granted).await, 2);
+        let grant = grant.replace("{role}", &second);
+        db.execute(&format!("SET ROLE {first}; {grant}; RESET ROLE"))
+            .await;
+        assert_eq!(db.count(granted).await, 2);
         match by_migrate {
             true => db.fence().migrate().await.unwrap(),
-            false => {
-                db.execute("SELECT tower_fence.protect('item', '{sku}')")
-                    .await
-            }
+            false => db.execute(protect).await,
         }
-        assert_eq!(db.number(granted).await, 0);
+        assert_eq!(db.count(granted).await, 0);
     }
 }
 
@@ -338,27 +325,19 @@ async fn a_long_resource_is_cut_in_the_message() {
 #[tokio::test]
 async fn a_bypass_does_not_wait_for_another_one() {
     let db = protected("{sku}").await.unwrap();
-    db.execute(
-        "INSERT INTO tower_fence.bypasses VALUES ('3', 'someone', 'long ago', '2001-01-01')",
-    )
-    .await;
+    let old = "INSERT INTO tower_fence.bypasses VALUES ('3', 'someone', 'long ago', '2001-01-01')";
+    db.execute(old).await;
+    let bypass = "SET LOCAL lock_timeout = '2s'; SELECT tower_fence.bypass('tidy up')";
     let mut transactions = vec![];
     for _ in 0..2 {
         let mut tx = db.pool.begin().await.unwrap();
-        Postgres::run(
-            &mut tx,
-            "SET LOCAL lock_timeout = '2s'; SELECT tower_fence.bypass('tidy up')",
-        )
-        .await;
+        Postgres::run(&mut tx, bypass).await;
         transactions.push(tx);
     }
     for tx in transactions {
         tx.commit().await.unwrap();
     }
-    assert_eq!(
-        db.number("SELECT count(*) FROM tower_fence.bypasses").await,
-        2
-    );
+    assert_eq!(db.count("tower_fence.bypasses").await, 2);
 }
 
 #[tokio::test]
@@ -436,12 +415,10 @@ async fn settings_of_a_session_change_no_resource() {
             conn
         };
         let protect = sqlx::query("SELECT tower_fence.protect('item', $1)").bind(PATTERN);
-        protect
-            .execute(&mut session(protector).await)
-            .await
-            .unwrap();
+        let protect = protect.execute(&mut session(protector).await).await;
+        protect.unwrap();
         let mut conn = session(writer).await;
-        let refused = is_refused(in_transaction(&mut conn, &write).await, "TF428");
+        let refused = refuses(&mut conn, &write, "TF428").await;
         assert_eq!(refused.problem, json!({ "resource": resource }));
         let mut tx = conn.begin().await.unwrap();
         let admit = sqlx::query("SELECT tower_fence.admit($1, nextval('tokens'))").bind(&resource);
@@ -471,12 +448,13 @@ async fn owner_of_an_enumeration_misleads_no_guard() {
             for change in changes {
                 Postgres::run(&mut conn, change).await;
             }
-            let admit = "SELECT tower_fence.admit('red', nextval('tokens'))";
-            let written =
-                format!("{admit}; INSERT INTO item VALUES ('red', 'red'); DELETE FROM item");
-            in_transaction(&mut conn, &written).await.unwrap();
-            let other = format!("{admit}; INSERT INTO item VALUES ('blue', 'blue')");
-            is_unfenced(in_transaction(&mut conn, &other).await, "item", "blue");
+            let written = "INSERT INTO item VALUES ('red', 'red'); DELETE FROM item";
+            run_admitted(&mut conn, ["red"], written).await;
+            let other = format!(
+                "{}INSERT INTO item VALUES ('blue', 'blue')",
+                admissions(["red"])
+            );
+            is_unfenced(&mut conn, &other, "item", "blue").await;
         }
     }
 }
@@ -551,11 +529,14 @@ async fn objects_of_other_owners_replace_no_fence_or_server_objects() {
     db.execute("DROP SCHEMA tower_fence CASCADE").await;
     db.execute(&fence.schema_sql()).await;
     fence.check().await.unwrap();
-    let guards = "SELECT count(*) FROM tower_fence.protected_tables WHERE enabled = 'A'";
-    assert_eq!(db.number(guards).await, 5);
-    let unprotected = "SELECT count(*) FROM tower_fence.unprotect('other') AS was WHERE was";
-    assert_eq!(db.number(unprotected).await, 0);
-    let open = "SELECT count(*) FROM pg_proc WHERE oid = 'audit'::regproc AND has_function_privilege('public', oid, 'EXECUTE')";
-    assert_eq!(db.number(open).await, 1);
-    assert_eq!(db.number("SELECT count(*) FROM called").await, 0);
+    let open =
+        "pg_proc WHERE oid = 'audit'::regproc AND has_function_privilege('public', oid, 'EXECUTE')";
+    for (rows, count) in [
+        ("tower_fence.protected_tables WHERE enabled = 'A'", 5),
+        ("tower_fence.unprotect('other') AS was WHERE was", 0),
+        (open, 1),
+        ("called", 0),
+    ] {
+        assert_eq!(db.count(rows).await, count, "{rows}");
+    }
 }

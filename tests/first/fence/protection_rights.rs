@@ -5,13 +5,13 @@ use std::process::{Command, Stdio};
 
 use sqlx::Postgres;
 
-use tower_fence::{AdmitError, Fence, Resource, TokenUse};
+use tower_fence::{AdmitError, Fence};
 
-use super::protection::{admissions, is_unfenced, rows, with_tables};
+use super::protection::{admissions, is_unfenced, rows, run_admitted, with_tables};
 use crate::support::{
-    database::{Fresh, TestDatabase, read},
-    fence::token,
-    functions::{execute, in_transaction, is_refused},
+    database::{Fresh, Role, TestDatabase, pool_of, read},
+    fence::{resource, token, use_up},
+    functions::{execute, refuses},
     postgres::{PostgresServer, programs},
 };
 
@@ -25,21 +25,15 @@ async fn a_writer_needs_no_right_on_the_fence() {
          GRANT USAGE ON SEQUENCE tokens TO {role}";
     let role = db.role(rights).await;
     let (mut conn, role) = (role.connect().await, role.name);
-    is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
-    is_unfenced(
-        in_transaction(&mut conn, "TRUNCATE parts").await,
-        "parts",
-        "a",
-    );
+    is_unfenced(&mut conn, WRITE_A, "whole", "a").await;
+    is_unfenced(&mut conn, "TRUNCATE parts", "parts", "a").await;
     let admitted = format!("{}{WRITE_A}", admissions(["a"]));
     db.execute(&format!("GRANT USAGE ON SCHEMA tower_fence TO {role}"))
         .await;
-    is_refused(in_transaction(&mut conn, &admitted).await, "42501");
-    db.execute(&format!(
-        "GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}"
-    ))
-    .await;
-    in_transaction(&mut conn, &admitted).await.unwrap();
+    refuses(&mut conn, &admitted, "42501").await;
+    let grant = format!("GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}");
+    db.execute(&grant).await;
+    run_admitted(&mut conn, ["a"], WRITE_A).await;
     // A role that may write has no further rights.
     for forbidden in [
         "SELECT tower_fence.bypass('it would be nice')",
@@ -53,8 +47,7 @@ async fn a_writer_needs_no_right_on_the_fence() {
         "CREATE TEMPORARY TABLE mine (sku text); \
          CREATE TRIGGER mine AFTER INSERT ON mine REFERENCING NEW TABLE AS fence_new EXECUTE FUNCTION fence_guard_whole()",
     ] {
-        let outcome = in_transaction(&mut conn, &format!("{forbidden}; {WRITE_A}")).await;
-        is_refused(outcome, "42501");
+        refuses(&mut conn, &format!("{forbidden}; {WRITE_A}"), "42501").await;
     }
 }
 
@@ -71,7 +64,7 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     .await;
     let protect = "SELECT tower_fence.protect('shop.own', '{sku}')";
     Postgres::run(&mut conn, "CREATE TABLE shop.own (sku text)").await;
-    is_refused(execute(&mut conn, protect).await, "42501");
+    refuses(&mut conn, protect, "42501").await;
     db.execute(&format!(
         "GRANT USAGE ON SCHEMA tower_fence TO {owner}; \
          GRANT EXECUTE ON FUNCTION tower_fence.protect, tower_fence.unprotect, tower_fence.unprotectable, \
@@ -80,14 +73,16 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
          GRANT SELECT ON tower_fence.protected_tables TO {owner}"
     ))
     .await;
-    let refused = is_refused(execute(&mut conn, protect).await, "42501");
+    let refused = refuses(&mut conn, protect, "42501").await;
     assert_contains!(refused.message, "lacks privileges on the fence");
     // The hint contains the remedy.
     db.execute(&refused.hint).await;
-    is_refused(
-        execute(&mut conn, "SELECT tower_fence.protect('whole', '{sku}')").await,
+    refuses(
+        &mut conn,
+        "SELECT tower_fence.protect('whole', '{sku}')",
         "42501",
-    );
+    )
+    .await;
     let is_owned = format!(
         "SELECT count(*) FROM pg_proc WHERE proname = 'fence_guard_own' AND proowner = '{owner}'::regrole \
          AND pronamespace = 'shop'::regnamespace AND prosecdef \
@@ -95,31 +90,28 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     );
     Postgres::run(&mut conn, protect).await;
     assert_eq!(db.number(&is_owned).await, 1);
-    let refused = in_transaction(&mut conn, "INSERT INTO shop.own VALUES ('a')").await;
+    let insert = "INSERT INTO shop.own VALUES ('a')";
+    let refused = refuses(&mut conn, insert, "TF428").await;
     assert!(
-        is_refused(refused, "TF428")
-            .message
-            .starts_with("shop.own is written")
+        refused.message.starts_with("shop.own is written"),
+        "{refused:?}"
     );
     // The owner may remove the protection. If a superuser protects the table, the guard still has
     // the owner's rights.
     Postgres::run(&mut conn, "SELECT tower_fence.unprotect('shop.own')").await;
-    Postgres::run(&mut conn, "INSERT INTO shop.own VALUES ('a')").await;
+    Postgres::run(&mut conn, insert).await;
     db.execute(protect).await;
     assert_eq!(db.number(&is_owned).await, 1);
 
     // Policies hide rows from the guard.
-    Postgres::run(
-        &mut conn,
-        "ALTER TABLE shop.own ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
-    )
-    .await;
+    let hide = "ALTER TABLE shop.own ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
+    Postgres::run(&mut conn, hide).await;
     let truncate = "TRUNCATE shop.own";
-    let refused = is_refused(in_transaction(&mut conn, truncate).await, "42501");
+    let refused = refuses(&mut conn, truncate, "42501").await;
     assert_contains!(refused.hint, "NO FORCE ROW LEVEL SECURITY");
     let remedy = "ALTER TABLE shop.own NO FORCE ROW LEVEL SECURITY";
     Postgres::run(&mut conn, remedy).await;
-    is_refused(in_transaction(&mut conn, truncate).await, "TF428");
+    refuses(&mut conn, truncate, "TF428").await;
 }
 
 /// Statements that create tables and operators of the writer, and a search path on which these come
@@ -143,23 +135,14 @@ const ASTRAY: &str = "
 async fn search_paths_and_temporary_tables_mislead_no_guard() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    in_transaction(&mut conn, &format!("{}{WRITE_A}", admissions(["a"])))
-        .await
-        .unwrap();
+    run_admitted(&mut conn, ["a"], WRITE_A).await;
     Postgres::run(&mut conn, ASTRAY).await;
     let write = "UPDATE whole SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1; \
          UPDATE parts SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1";
-    let [admit_a, admit_b] = ["a", "b"].map(|resource| admissions([resource]));
-    for first in ["", &admit_b] {
-        is_unfenced(
-            in_transaction(&mut conn, &format!("{first}{write}")).await,
-            "whole",
-            "a",
-        );
+    for first in ["", &admissions(["b"])] {
+        is_unfenced(&mut conn, &format!("{first}{write}"), "whole", "a").await;
     }
-    in_transaction(&mut conn, &format!("{admit_a}{write}"))
-        .await
-        .unwrap();
+    run_admitted(&mut conn, ["a"], write).await;
 }
 
 #[tokio::test]
@@ -167,21 +150,15 @@ async fn session_in_replica_role_is_refused() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let replica = format!("SET LOCAL session_replication_role = replica; {WRITE_A}");
-    is_unfenced(in_transaction(&mut conn, &replica).await, "whole", "a");
+    is_unfenced(&mut conn, &replica, "whole", "a").await;
 }
 
 #[tokio::test]
 async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     let server = PostgresServer::start(&["fsync=off"]).await;
     let mut conn = server.connect().await;
-    tower_fence::Fence::new(
-        sqlx::PgPool::connect(&server.url("postgres"))
-            .await
-            .unwrap(),
-    )
-    .migrate()
-    .await
-    .unwrap();
+    let pool = pool_of(&server.url("postgres"), 1).await;
+    Fence::new(pool).migrate().await.unwrap();
     Postgres::run(&mut conn, super::protection::TABLES).await;
     let bypass = "SELECT tower_fence.bypass('stock was counted')";
     for allowed in [
@@ -191,35 +168,21 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     ] {
         Postgres::run(&mut conn, &format!("BEGIN; {allowed}; ROLLBACK")).await;
     }
-    in_transaction(&mut conn, &format!("{bypass}; {WRITE_A}"))
-        .await
-        .unwrap();
+    run_admitted(&mut conn, [], &format!("{bypass}; {WRITE_A}")).await;
     for refused in [
         WRITE_A.to_owned(),
         format!("{bypass}; COMMIT; BEGIN; {WRITE_A}"),
         format!("SAVEPOINT s; {bypass}; ROLLBACK TO s; {WRITE_A}"),
     ] {
-        is_unfenced(in_transaction(&mut conn, &refused).await, "whole", "a");
+        is_unfenced(&mut conn, &refused, "whole", "a").await;
     }
     for malformed in ["NULL", "''", "'  '", "E'two\\nlines'", "repeat('x', 1001)"] {
-        is_refused(
-            execute(
-                &mut conn,
-                &format!("SELECT tower_fence.bypass({malformed})"),
-            )
-            .await,
-            "22023",
-        );
+        let bypass = format!("SELECT tower_fence.bypass({malformed})");
+        refuses(&mut conn, &bypass, "22023").await;
     }
-    let kept: Vec<(String, String)> =
-        sqlx::query_as("SELECT role, reason FROM tower_fence.bypasses")
-            .fetch_all(&mut conn)
-            .await
-            .unwrap();
-    assert!(
-        kept.contains(&("tests".into(), "stock was counted".into())),
-        "{kept:?}"
-    );
+    let kept = "SELECT count(*) FROM tower_fence.bypasses \
+         WHERE role = 'tests' AND reason = 'stock was counted'";
+    assert_ne!(Postgres::number(&mut conn, kept).await.unwrap(), 0);
     let log: String = read(&mut conn, "SELECT pg_read_file('../server.log')").await;
     assert_contains!(
         log,
@@ -228,15 +191,11 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     assert!(!log.contains("nextval"));
 
     // Old records are removed.
-    Postgres::run(
-        &mut conn,
-        "UPDATE tower_fence.bypasses SET begun_at = now() - interval '367 days'",
-    )
-    .await;
+    let age = "UPDATE tower_fence.bypasses SET begun_at = now() - interval '367 days'";
+    Postgres::run(&mut conn, age).await;
     Postgres::run(&mut conn, bypass).await;
     let left = "SELECT count(*) FROM tower_fence.bypasses";
-    let left = Postgres::number(&mut conn, left).await.unwrap();
-    assert_eq!(left, 1);
+    assert_eq!(Postgres::number(&mut conn, left).await.unwrap(), 1);
 }
 
 /// Runs a program of Postgres on this database, and returns its output.
@@ -276,35 +235,18 @@ async fn restored(db: &Fresh<Postgres>, options: &[&str]) -> Fresh<Postgres> {
 async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    Postgres::run(
-        &mut conn,
-        "SELECT tower_fence.protect('whole', 'it''s {sku}%')",
-    )
-    .await;
-    in_transaction(
-        &mut conn,
-        &format!("{}{WRITE_A}", admissions(["a", "it''s a%"])),
-    )
-    .await
-    .unwrap();
+    let protect = "SELECT tower_fence.protect('whole', 'it''s {sku}%')";
+    Postgres::run(&mut conn, protect).await;
+    run_admitted(&mut conn, ["a", "it''s a%"], WRITE_A).await;
     let restored = restored(&db, &[]).await;
     let mut copy = restored.pool.acquire().await.unwrap();
     for table in ["whole", "parts", "tower_fence.protected_tables"] {
         assert_eq!(rows(&mut copy, table).await, rows(&mut conn, table).await);
     }
-    assert_eq!(
-        restored
-            .number("SELECT count(*) FROM tower_fence.protected_tables WHERE enabled = 'A'")
-            .await,
-        15
-    );
-    is_unfenced(in_transaction(&mut copy, WRITE_A).await, "whole", "it's a%");
-    in_transaction(
-        &mut copy,
-        &format!("{}{WRITE_A}", admissions(["a", "it''s a%"])),
-    )
-    .await
-    .unwrap();
+    let enabled = "tower_fence.protected_tables WHERE enabled = 'A'";
+    assert_eq!(restored.count(enabled).await, 15);
+    is_unfenced(&mut copy, WRITE_A, "whole", "it's a%").await;
+    run_admitted(&mut copy, ["a", "it''s a%"], WRITE_A).await;
 
     // The restored server uses the same transaction ids again.
     assert!(!comes_round(&restored).await);
@@ -331,13 +273,11 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
         // This transaction id is reached soon, whichever sessions begin the transactions before it.
         let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20";
         let next = Postgres::number(&mut conn, next).await.unwrap();
-        Postgres::run(
-            &mut conn,
-            &format!(
-                "UPDATE tower_fence.resources SET admitted_by = '{next}'; \
-                 DELETE FROM tower_fence.bypasses; INSERT INTO tower_fence.bypasses VALUES ('{next}', 'me', 'then', now())"
-            ),
-        ).await;
+        let old = format!(
+            "UPDATE tower_fence.resources SET admitted_by = '{next}'; DELETE FROM tower_fence.bypasses; \
+             INSERT INTO tower_fence.bypasses VALUES ('{next}', 'me', 'then', now())"
+        );
+        Postgres::run(&mut conn, &old).await;
         loop {
             Postgres::run(&mut conn, "BEGIN").await;
             let number = "SELECT pg_current_xact_id()::text::bigint";
@@ -365,18 +305,13 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
 async fn a_dump_without_rights_opens_no_function() {
     let db = with_tables().await;
     let restored = restored(&db, &["--no-acl", "--no-owner"]).await;
-    let stranger = restored.role("GRANT USAGE ON SCHEMA tower_fence TO {role}");
-    let stranger = stranger.await;
+    let rights = "GRANT USAGE ON SCHEMA tower_fence TO {role}";
+    let stranger = restored.role(rights).await;
     let mut conn = stranger.connect().await;
-    in_transaction(&mut conn, "SELECT tower_fence.bypass('as anybody may')")
-        .await
-        .unwrap();
+    run_admitted(&mut conn, [], "SELECT tower_fence.bypass('as anybody may')").await;
 
-    let name = Resource::new("a").unwrap();
-    let begun = restored
-        .fence()
-        .begin(&name, token(1), TokenUse::SingleUse)
-        .await;
+    let name = resource("a");
+    let begun = use_up(&restored.fence(), &name, token(1)).await;
     let Err(AdmitError::Misconfigured(cause)) = begun else {
         panic!("a fence that is open to PUBLIC admits: {begun:?}");
     };
@@ -385,10 +320,8 @@ async fn a_dump_without_rights_opens_no_function() {
         assert_contains!(cause, function);
     }
     // A role other than the owner gets an error with the reason.
-    let grant = format!(
-        "GRANT SELECT ON tower_fence.migrations TO {}",
-        stranger.name
-    );
+    let Role { name: role, .. } = &stranger;
+    let grant = format!("GRANT SELECT ON tower_fence.migrations TO {role}");
     restored.execute(&grant).await;
     let pool = stranger.pool().await;
     let refused = Fence::new(pool.clone()).migrate().await.unwrap_err();
@@ -398,8 +331,7 @@ async fn a_dump_without_rights_opens_no_function() {
     let fence = restored.fence();
     fence.migrate().await.unwrap();
     fence.check().await.unwrap();
-    let admitted = fence.begin(&name, token(1), TokenUse::SingleUse);
-    drop(admitted.await.unwrap());
+    use_up(&fence, &name, token(1)).await.unwrap();
     for forbidden in [
         "SELECT tower_fence.bypass('it would be nice')",
         "SELECT tower_fence.break_lease('a')",
@@ -408,7 +340,7 @@ async fn a_dump_without_rights_opens_no_function() {
         "CREATE TEMPORARY TABLE mine (sku text); \
          CREATE TRIGGER mine AFTER INSERT ON mine REFERENCING NEW TABLE AS fence_new EXECUTE FUNCTION fence_guard_whole()",
     ] {
-        is_refused(in_transaction(&mut conn, forbidden).await, "42501");
+        refuses(&mut conn, forbidden, "42501").await;
     }
 }
 
@@ -428,15 +360,14 @@ async fn tables_with_policies_are_protected_too() {
                     .await;
             }
             let write = format!("UPDATE {table} SET n = n + 1 WHERE sku < 'c'");
-            is_unfenced(in_transaction(&mut conn, &write).await, written, "a");
+            is_unfenced(&mut conn, &write, written, "a").await;
             // A row that the policy hides is not written, and needs no admission.
-            let admitted = format!("{}{write}", admissions(["a"]));
-            in_transaction(&mut conn, &admitted).await.unwrap();
+            run_admitted(&mut conn, ["a"], &write).await;
             let hidden = format!("SELECT n::bigint FROM {table} WHERE sku = 'b'");
             assert_eq!(db.number(&hidden).await, 3);
             // TRUNCATE ignores policies. Unless the guard sees each row, no row may be removed.
             let truncate = format!("{}TRUNCATE {table}", admissions(["a", "c"]));
-            is_refused(in_transaction(&mut conn, &truncate).await, "TF428");
+            refuses(&mut conn, &truncate, "TF428").await;
         }
     }
 }

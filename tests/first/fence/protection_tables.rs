@@ -1,12 +1,12 @@
 //! Which tables can be protected, with which patterns, and the effects on partitions, foreign keys
 //! and names.
 
-use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+use sqlx::{PgConnection, Postgres};
 
-use super::protection::{admissions, is_unfenced, rows, with_tables};
+use super::protection::{admissions, is_unfenced, rows, run_admitted, with_tables};
 use crate::support::{
     database::{TestDatabase, read},
-    functions::{execute, in_transaction, is_refused},
+    functions::{execute, refuses},
 };
 
 /// Returns the guards that are missing or do not always fire, each with its relation.
@@ -16,6 +16,9 @@ async fn holes(conn: &mut PgConnection) -> Vec<String> {
     sqlx::query_scalar(holes).fetch_all(conn).await.unwrap()
 }
 
+const PROTECT: &str =
+    "SELECT tower_fence.protect('whole', '{sku}'), tower_fence.protect('parts', '{sku}')";
+
 /// A table has the guard of one fence. The view of another fence must not show it as protected.
 #[tokio::test]
 async fn a_table_is_protected_by_one_fence() {
@@ -23,14 +26,13 @@ async fn a_table_is_protected_by_one_fence() {
     let other = db.fence_with(|fence| fence.schema("other").unwrap());
     other.migrate().await.unwrap();
     let guards = async |schema: &str| {
-        let guards = "protected_tables WHERE relation = 'whole'::regclass";
-        db.number(&format!("SELECT count(*) FROM {schema}.{guards}"))
-            .await
+        let guards = format!("{schema}.protected_tables WHERE relation = 'whole'::regclass");
+        db.count(&guards).await
     };
     let mut conn = db.pool.acquire().await.unwrap();
     for table in ["whole", "parts"] {
         let protect = format!("SELECT other.protect('{table}', '{{sku}}')");
-        let refused = is_refused(execute(&mut conn, &protect).await, "55000");
+        let refused = refuses(&mut conn, &protect, "55000").await;
         let expected = format!("{table} is protected by another fence");
         assert!(refused.message.ends_with(&expected), "{refused:?}");
         assert_eq!(refused.hint, "Call tower_fence.unprotect() first.");
@@ -87,10 +89,7 @@ async fn view_shows_each_guard_and_each_missing_one() {
         assert!(found.join(",").contains(hole), "{change}: {found:?}");
         // Another call to `protect` repairs them.
         if !change.contains("DETACH") {
-            Postgres::run(
-                &mut conn,
-                "SELECT tower_fence.protect('whole', '{sku}'), tower_fence.protect('parts', '{sku}')",
-            ).await;
+            Postgres::run(&mut conn, PROTECT).await;
             assert_eq!(holes(&mut conn).await, [""; 0], "{change}");
         }
         Postgres::run(&mut conn, "ROLLBACK").await;
@@ -101,11 +100,9 @@ async fn view_shows_each_guard_and_each_missing_one() {
 async fn later_partition_is_protected_except_against_truncate() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    Postgres::run(
-        &mut conn,
-        "CREATE TABLE part_4 PARTITION OF parts FOR VALUES IN ('e'); CREATE TABLE part_5 (LIKE parts); \
-         INSERT INTO part_5 VALUES (1, 'f', 1); ALTER TABLE parts ATTACH PARTITION part_5 FOR VALUES IN ('f')",
-    ).await;
+    let later = "CREATE TABLE part_4 PARTITION OF parts FOR VALUES IN ('e'); CREATE TABLE part_5 (LIKE parts); \
+         INSERT INTO part_5 VALUES (1, 'f', 1); ALTER TABLE parts ATTACH PARTITION part_5 FOR VALUES IN ('f')";
+    Postgres::run(&mut conn, later).await;
     for (write, partition, resource) in [
         ("INSERT INTO parts VALUES (1, 'e', 1)", "part_4", "e"),
         ("INSERT INTO part_4 VALUES (1, 'e', 1)", "part_4", "e"),
@@ -113,19 +110,13 @@ async fn later_partition_is_protected_except_against_truncate() {
         ("UPDATE part_5 SET n = 2", "part_5", "f"),
         ("UPDATE parts SET n = 2 WHERE sku = 'f'", "part_5", "f"),
     ] {
-        is_unfenced(in_transaction(&mut conn, write).await, partition, resource);
+        is_unfenced(&mut conn, write, partition, resource).await;
     }
-    assert_eq!(
-        holes(&mut conn).await,
-        ["part_4 truncate", "part_5 truncate"]
-    );
+    let unguarded = ["part_4 truncate", "part_5 truncate"];
+    assert_eq!(holes(&mut conn).await, unguarded);
     Postgres::run(&mut conn, "BEGIN; TRUNCATE part_5; ROLLBACK").await;
     Postgres::run(&mut conn, "SELECT tower_fence.protect('parts', '{sku}')").await;
-    is_unfenced(
-        in_transaction(&mut conn, "TRUNCATE part_5").await,
-        "part_5",
-        "f",
-    );
+    is_unfenced(&mut conn, "TRUNCATE part_5", "part_5", "f").await;
     assert_eq!(holes(&mut conn).await, [""; 0]);
 }
 
@@ -141,9 +132,9 @@ async fn partitions_are_written_and_truncated_by_themselves() {
         // A row that moves is deleted in one partition and inserted in another.
         ("UPDATE parts SET sku = 'd' WHERE id = 1", "part_1", "a"),
     ] {
-        is_unfenced(in_transaction(&mut conn, write).await, partition, resource);
-        let admitted = format!("{}{write}; ROLLBACK; BEGIN", admissions([resource, "d"]));
-        in_transaction(&mut conn, &admitted).await.unwrap();
+        is_unfenced(&mut conn, write, partition, resource).await;
+        let rolled_back = format!("{write}; ROLLBACK; BEGIN");
+        run_admitted(&mut conn, [resource, "d"], &rolled_back).await;
     }
 }
 
@@ -192,28 +183,24 @@ async fn protected_table_cannot_become_a_partition_or_child() {
 async fn foreign_keys_write_to_protected_tables_too() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    Postgres::run(
-        &mut conn,
-        "CREATE TABLE orders (id int PRIMARY KEY); INSERT INTO orders VALUES (1), (2); \
+    let set_up = "CREATE TABLE orders (id int PRIMARY KEY); INSERT INTO orders VALUES (1), (2); \
          CREATE TABLE lines (sku text, n int REFERENCES orders ON DELETE CASCADE ON UPDATE CASCADE); \
          CREATE TABLE notes (sku text, n int REFERENCES orders ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED); \
-         INSERT INTO lines VALUES ('x', 1); INSERT INTO notes VALUES ('y', 2)",
-    ).await;
+         INSERT INTO lines VALUES ('x', 1); INSERT INTO notes VALUES ('y', 2)";
     let protect =
         "SELECT tower_fence.protect('lines', '{sku}'), tower_fence.protect('notes', '{sku}')";
-    Postgres::run(&mut conn, protect).await;
+    for sql in [set_up, protect] {
+        Postgres::run(&mut conn, sql).await;
+    }
     for (write, table, resource) in [
         ("DELETE FROM orders WHERE id = 1", "lines", "x"),
         ("UPDATE orders SET id = 3 WHERE id = 1", "lines", "x"),
         ("TRUNCATE orders CASCADE", "lines", "x"),
         ("DELETE FROM orders WHERE id = 2", "notes", "y"),
     ] {
-        is_unfenced(in_transaction(&mut conn, write).await, table, resource);
-        let admitted = format!(
-            "{}{write}; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK; BEGIN",
-            admissions(["x", "y"])
-        );
-        in_transaction(&mut conn, &admitted).await.unwrap();
+        is_unfenced(&mut conn, write, table, resource).await;
+        let rolled_back = format!("{write}; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK; BEGIN");
+        run_admitted(&mut conn, ["x", "y"], &rolled_back).await;
     }
 }
 
@@ -223,15 +210,12 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
     let mut conn = db.pool.acquire().await.unwrap();
     let columns = "(id int, sku varchar(9), \"user\" text, relation text, unfenced uuid, \"Odd \"\"name\" text, \
          tg_op text, r int, flag boolean, gone int)";
-    Postgres::run(
-        &mut conn,
-        &format!(
-            "CREATE SEQUENCE tokens; \
-             CREATE TABLE whole {columns}; CREATE TABLE parts {columns} PARTITION BY RANGE (id); \
-             CREATE TABLE part PARTITION OF parts DEFAULT"
-        ),
-    )
-    .await;
+    let set_up = format!(
+        "CREATE SEQUENCE tokens; \
+         CREATE TABLE whole {columns}; CREATE TABLE parts {columns} PARTITION BY RANGE (id); \
+         CREATE TABLE part PARTITION OF parts DEFAULT"
+    );
+    Postgres::run(&mut conn, &set_up).await;
     let row = "(7, 'sku-1', 'me', 'cd', '00000000-0000-0000-0000-000000000001', 'odd', 'op', 3, false, 0)";
     for (table, written) in [("whole", "whole"), ("parts", "part")] {
         for (pattern, expected) in [
@@ -250,47 +234,32 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
             ("all", "all"),
             ("show/{id}/seat/{sku}", "show/7/seat/sku-1"),
         ] {
-            sqlx::query("SELECT tower_fence.protect($1::regclass, $2)")
-                .bind(table)
-                .bind(pattern)
-                .execute(&mut *conn)
-                .await
-                .unwrap_or_else(|error| panic!("{pattern}: {error}"));
+            let protect = sqlx::query("SELECT tower_fence.protect($1::regclass, $2)");
+            let protect = protect.bind(table).bind(pattern).execute(&mut *conn).await;
+            protect.unwrap_or_else(|error| panic!("{pattern}: {error}"));
             let insert = format!("INSERT INTO {table} VALUES {row}");
-            is_unfenced(in_transaction(&mut conn, &insert).await, written, expected);
-            let admitted = format!(
-                "{}{insert}; DELETE FROM {table}",
-                admissions([&*expected.replace('\'', "''")])
+            is_unfenced(&mut conn, &insert, written, expected).await;
+            let quoted = expected.replace('\'', "''");
+            let written = format!("{insert}; DELETE FROM {table}");
+            run_admitted(&mut conn, [&quoted], &written).await;
+            let shown = format!(
+                "SELECT DISTINCT pattern FROM tower_fence.protected_tables WHERE relation = '{table}'::regclass"
             );
-            in_transaction(&mut conn, &admitted).await.unwrap();
-            let shown: String = sqlx::query_scalar(
-                "SELECT DISTINCT pattern FROM tower_fence.protected_tables WHERE relation = $1::regclass",
-            )
-            .bind(table)
-            .fetch_one(&mut *conn)
-            .await
-            .unwrap();
+            let shown: String = read(&mut *conn, &shown).await;
             assert_eq!(shown, pattern);
         }
         // A row without a value in a column of the pattern has no resource.
         let nameless = format!("INSERT INTO {table} (id) VALUES (1)");
-        let refused = is_refused(in_transaction(&mut conn, &nameless).await, "TF428");
+        let refused = refuses(&mut conn, &nameless, "TF428").await;
         assert_contains!(
             refused.message,
             "has no resource: a column of its pattern is null"
         );
         // This session has already written to the table.
-        Postgres::run(
-            &mut conn,
-            &format!("ALTER TABLE {table} DROP COLUMN gone, ADD COLUMN came int"),
-        )
-        .await;
-        let refused = in_transaction(
-            &mut conn,
-            &format!("INSERT INTO {table} (id, sku) VALUES (6, 'b')"),
-        )
-        .await;
-        is_unfenced(refused, written, "show/6/seat/b");
+        let change = format!("ALTER TABLE {table} DROP COLUMN gone, ADD COLUMN came int");
+        Postgres::run(&mut conn, &change).await;
+        let insert = format!("INSERT INTO {table} (id, sku) VALUES (6, 'b')");
+        is_unfenced(&mut conn, &insert, written, "show/6/seat/b").await;
     }
 }
 
@@ -307,7 +276,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
             "TRUNCATE whole",
         ] {
             let write = format!("{}{write}", admissions(["a"]));
-            let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
+            let refused = refuses(&mut conn, &write, "42703").await;
             let expected = "the pattern of the protected table public.whole names a column that was renamed, dropped or retyped";
             assert!(refused.message.starts_with(expected), "{refused:?}");
             assert_contains!(refused.hint, "tower_fence.protect()");
@@ -318,7 +287,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
         Postgres::run(&mut conn, "SELECT tower_fence.protect('whole', 'row/{id}')").await;
         assert_eq!(db.number(missing).await, 0, "{change}");
         let write = "UPDATE whole SET n = 0 WHERE id = 1";
-        is_unfenced(in_transaction(&mut conn, write).await, "whole", "row/1");
+        is_unfenced(&mut conn, write, "whole", "row/1").await;
     }
     // The same holds for a partitioned table.
     let db = with_tables().await;
@@ -330,7 +299,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
         "TRUNCATE parts",
     ] {
         let write = format!("{}{write}", admissions(["a"]));
-        let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
+        let refused = refuses(&mut conn, &write, "42703").await;
         assert_contains!(refused.message, "renamed, dropped or retyped");
     }
 }
@@ -344,21 +313,21 @@ async fn a_retyped_column_of_the_pattern_is_named() {
     Postgres::run(&mut conn, protect).await;
     let whole = "DELETE FROM whole WHERE id = 1";
     let part = "DELETE FROM parts WHERE id = 1";
-    is_unfenced(in_transaction(&mut conn, whole).await, "whole", "1");
-    is_unfenced(in_transaction(&mut conn, part).await, "part_1", "1");
+    is_unfenced(&mut conn, whole, "whole", "1").await;
+    is_unfenced(&mut conn, part, "part_1", "1").await;
     let retype = "ALTER TABLE whole ALTER n TYPE bigint; ALTER TABLE parts ALTER n TYPE bigint";
     Postgres::run(&mut conn, retype).await;
-    is_unfenced(in_transaction(&mut conn, whole).await, "whole", "1");
-    let refused = is_refused(in_transaction(&mut conn, part).await, "42804");
+    is_unfenced(&mut conn, whole, "whole", "1").await;
+    let refused = refuses(&mut conn, part, "42804").await;
     assert_contains!(refused.message, "renamed, dropped or retyped");
     Postgres::run(&mut conn, protect).await;
-    is_unfenced(in_transaction(&mut conn, part).await, "part_1", "1");
+    is_unfenced(&mut conn, part, "part_1", "1").await;
 
     let setup = "CREATE TABLE flags (flag boolean); SELECT tower_fence.protect('flags', '{flag}'); \
          ALTER TABLE flags ALTER flag TYPE date USING now()";
     Postgres::run(&mut conn, setup).await;
     let write = "INSERT INTO flags VALUES (now())";
-    let refused = is_refused(in_transaction(&mut conn, write).await, "22P02");
+    let refused = refuses(&mut conn, write, "22P02").await;
     assert_contains!(refused.message, "renamed, dropped or retyped");
 }
 
@@ -373,14 +342,14 @@ async fn a_row_without_a_resource_is_written_with_a_bypass_only() {
     ] {
         for (table, written) in [("whole", "whole"), ("parts", "part_3")] {
             let write = format!("INSERT INTO {table} VALUES (9, {sku}, 1)");
-            let refused = is_refused(in_transaction(&mut conn, &write).await, "TF428");
+            let refused = refuses(&mut conn, &write, "TF428").await;
             let expected = format!("a row of public.{written} has no resource: ");
             assert!(refused.message.starts_with(&expected), "{refused:?}");
             assert_contains!(refused.message, fault);
             assert_contains!(refused.hint, "tower_fence.bypass()");
             assert!(!refused.hint.contains("tower_fence.admit()"), "{refused:?}");
             let bypassed = format!("SELECT tower_fence.bypass('a test'); {write}");
-            in_transaction(&mut conn, &bypassed).await.unwrap();
+            run_admitted(&mut conn, [], &bypassed).await;
         }
     }
 }
@@ -396,14 +365,12 @@ async fn a_table_in_another_schema_gets_a_guard_there() {
     Postgres::run(&mut conn, setup).await;
     let without_guard = holes(&mut conn).await;
     assert_eq!(without_guard.len(), 15, "{without_guard:?}");
-    let protect =
-        "SELECT tower_fence.protect('whole', '{sku}'), tower_fence.protect('parts', '{sku}')";
-    Postgres::run(&mut conn, protect).await;
+    Postgres::run(&mut conn, PROTECT).await;
     assert_eq!(holes(&mut conn).await, [""; 0]);
     Postgres::run(&mut conn, "DROP SCHEMA former CASCADE").await;
     for (table, written) in [("whole", "whole"), ("parts", "part_1")] {
         let write = format!("UPDATE {table} SET n = 0 WHERE id = 1");
-        is_unfenced(in_transaction(&mut conn, &write).await, written, "a");
+        is_unfenced(&mut conn, &write, written, "a").await;
     }
 }
 
@@ -420,10 +387,9 @@ async fn pattern_may_name_columns_with_reserved_names() {
              SELECT tower_fence.protect('odd', '{{{column}}}')"
         );
         Postgres::run(&mut conn, &setup).await;
-        let write = format!("{}INSERT INTO odd VALUES ('a', 1)", admissions(["a"]));
-        in_transaction(&mut conn, &write).await.unwrap();
+        run_admitted(&mut conn, ["a"], "INSERT INTO odd VALUES ('a', 1)").await;
         let write = format!("{}UPDATE odd SET n = 1", admissions(["b"]));
-        is_unfenced(in_transaction(&mut conn, &write).await, "odd_1", "a");
+        is_unfenced(&mut conn, &write, "odd_1", "a").await;
     }
 }
 
@@ -443,7 +409,7 @@ async fn renamed_column_is_not_mistaken_for_something_else() {
         );
         Postgres::run(&mut conn, &setup).await;
         let write = format!("{}UPDATE odd SET n = 0", admissions(["f/a"]));
-        is_unfenced(in_transaction(&mut conn, &write).await, "odd", "f/b");
+        is_unfenced(&mut conn, &write, "odd", "f/b").await;
         let rename = format!("ALTER TABLE odd RENAME COLUMN {column} TO lost");
         Postgres::run(&mut conn, &rename).await;
         let names = [
@@ -453,7 +419,7 @@ async fn renamed_column_is_not_mistaken_for_something_else() {
         let admitted = admissions(admitted.each_ref().map(String::as_str));
         for write in ["UPDATE odd SET n = 0", "DELETE FROM odd", "TRUNCATE odd"] {
             let write = format!("{admitted}{write}");
-            is_refused(in_transaction(&mut conn, &write).await, "42703");
+            refuses(&mut conn, &write, "42703").await;
         }
     }
 }
@@ -472,29 +438,22 @@ async fn detached_partition_gets_a_guard_of_its_own() {
          SELECT tower_fence.protect('live_1', 'archive')";
     Postgres::run(&mut conn, setup).await;
     let write = format!("{}UPDATE live SET k = 2", admissions(["archive"]));
-    is_unfenced(in_transaction(&mut conn, &write).await, "live_2", "live/b");
-    for (resource, write) in [
-        ("live/b", "UPDATE live SET k = 2"),
-        ("archive", "UPDATE live_1 SET k = 1"),
-    ] {
-        let write = format!("{}{write}", admissions([resource]));
-        in_transaction(&mut conn, &write).await.unwrap();
-    }
-    assert_eq!(holes(&mut conn).await, Vec::<String>::new());
+    is_unfenced(&mut conn, &write, "live_2", "live/b").await;
+    run_admitted(&mut conn, ["live/b"], "UPDATE live SET k = 2").await;
+    run_admitted(&mut conn, ["archive"], "UPDATE live_1 SET k = 1").await;
+    assert_eq!(holes(&mut conn).await, [""; 0]);
 }
 
 #[tokio::test]
 async fn error_names_tables_that_cannot_be_protected() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
-    Postgres::run(
-        &mut conn,
-        "CREATE VIEW seen AS TABLE whole; CREATE MATERIALIZED VIEW kept AS TABLE whole; \
+    let set_up = "CREATE VIEW seen AS TABLE whole; CREATE MATERIALIZED VIEW kept AS TABLE whole; \
          CREATE TEMPORARY TABLE mine (sku text); CREATE TABLE old (sku text); CREATE TABLE young () INHERITS (old); \
          CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; \
          CREATE FOREIGN TABLE far (sku text) SERVER s; CREATE TABLE half (sku text) PARTITION BY LIST (sku); \
-         CREATE FOREIGN TABLE half_far PARTITION OF half DEFAULT SERVER s",
-    ).await;
+         CREATE FOREIGN TABLE half_far PARTITION OF half DEFAULT SERVER s";
+    Postgres::run(&mut conn, set_up).await;
     for (arguments, code) in [
         ("'seen', '{sku}'", "42809"),
         ("'kept', '{sku}'", "42809"),
@@ -527,33 +486,17 @@ async fn error_names_tables_that_cannot_be_protected() {
         ("'whole', '{tableoid}'", "42703"),
         ("'whole', '{ctid}'", "42703"),
     ] {
-        let protect = AssertSqlSafe(format!("SELECT tower_fence.protect({arguments})"));
-        let refused = sqlx::raw_sql(protect)
-            .execute(&mut *conn)
-            .await
-            .unwrap_err();
-        let refused = refused.into_database_error().unwrap();
-        assert_eq!(
-            refused.code().as_deref(),
-            Some(code),
-            "{arguments}: {refused}"
-        );
+        let protect = format!("SELECT tower_fence.protect({arguments})");
+        let refused = refuses(&mut conn, &protect, code).await;
         if arguments.contains("far") || arguments.contains("half") {
             let reason = "postgres_fdw commits the remote side first and separately";
-            assert!(refused.message().contains(reason), "{refused}");
+            assert_contains!(refused.message, reason);
         }
     }
-    is_refused(
-        execute(&mut conn, "SELECT tower_fence.unprotect('part_1')").await,
-        "42809",
-    );
+    refuses(&mut conn, "SELECT tower_fence.unprotect('part_1')", "42809").await;
     // The tables that were already protected remain protected.
     assert_eq!(holes(&mut conn).await, [""; 0]);
-    is_unfenced(
-        in_transaction(&mut conn, "DELETE FROM whole WHERE sku = 'a'").await,
-        "whole",
-        "a",
-    );
+    is_unfenced(&mut conn, "DELETE FROM whole WHERE sku = 'a'", "whole", "a").await;
 }
 
 #[tokio::test]
@@ -563,22 +506,13 @@ async fn removed_protection_restores_the_table() {
     let made = "SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fence%') \
          + (SELECT count(*) FROM pg_proc WHERE prorettype = 'trigger'::regtype AND proname LIKE 'fence%')";
     assert_eq!(db.number(made).await, 5 + 2 * 5 + 2);
-    Postgres::run(
-        &mut conn,
-        "SELECT tower_fence.protect('whole', '{id}'), tower_fence.protect('parts', '{id}')",
-    )
-    .await;
+    let again = "SELECT tower_fence.protect('whole', '{id}'), tower_fence.protect('parts', '{id}')";
+    Postgres::run(&mut conn, again).await;
     assert_eq!(db.number(made).await, 5 + 2 * 5 + 2);
-    Postgres::run(
-        &mut conn,
-        "SELECT tower_fence.unprotect('whole'), tower_fence.unprotect('parts'), tower_fence.unprotect('twin')",
-    ).await;
-    assert_eq!(
-        db.number(made).await
-            + db.number("SELECT count(*) FROM tower_fence.protected_tables")
-                .await,
-        0
-    );
+    let remove = "SELECT tower_fence.unprotect('whole'), tower_fence.unprotect('parts'), tower_fence.unprotect('twin')";
+    Postgres::run(&mut conn, remove).await;
+    assert_eq!(db.number(made).await, 0);
+    assert_eq!(db.count("tower_fence.protected_tables").await, 0);
     Postgres::run(&mut conn, "DELETE FROM whole; TRUNCATE parts; ALTER TABLE parts ATTACH PARTITION whole FOR VALUES IN ('z')").await;
     assert_eq!(rows(&mut conn, "parts").await, "");
 }
@@ -587,14 +521,9 @@ async fn removed_protection_restores_the_table() {
 async fn tables_of_any_name_and_schema_are_protected() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
-    let long = "x".repeat(60);
-    let (first, second) = (format!("{long}_1"), format!("{long}_2"));
-    let umlauts = "ä".repeat(31);
-    let schemas =
-        ["odd \"schema", "public", "pg_x"].map(|name| format!("\"{}\"", name.replace('"', "\"\"")));
     Postgres::run(
         &mut conn,
-        &format!("CREATE SEQUENCE tokens; CREATE SCHEMA {}", schemas[0]),
+        "CREATE SEQUENCE tokens; CREATE SCHEMA \"odd \"\"schema\"",
     )
     .await;
     let names = [
@@ -607,65 +536,46 @@ async fn tables_of_any_name_and_schema_are_protected() {
         "A \"b\".c",
         "it's %s",
         "pg_class",
-        &first,
-        &second,
-        &umlauts,
+        &format!("{}_1", "x".repeat(60)),
+        &format!("{}_2", "x".repeat(60)),
+        &"ä".repeat(31),
     ];
-    for schema in &schemas[..2] {
+    let partition = "CREATE TABLE {s}.part_{i} PARTITION OF {t} DEFAULT;";
+    for schema in ["\"odd \"\"schema\"", "public"] {
         for (number, name) in names.iter().enumerate() {
             let table = format!("{schema}.\"{}\"", name.replace('"', "\"\""));
-            for partition in ["", " PARTITION BY LIST (sku)"] {
-                let part = if partition.is_empty() {
-                    String::new()
-                } else {
-                    format!("CREATE TABLE {schema}.part_{number} PARTITION OF {table} DEFAULT;")
-                };
-                let literal = table.replace('\'', "''");
-                execute(
-                    &mut conn,
-                    &format!(
-                        "CREATE TABLE {table} (sku text, n int){partition}; {part} \
-                         SELECT tower_fence.protect('{literal}', '{number}-{{sku}}'), tower_fence.protect('{literal}', '{number}-{{sku}}')"
-                    ),
-                )
-                .await
-                .unwrap_or_else(|refused| panic!("{table}: {refused:?}"));
-                let resource = format!("{number}-a");
+            let literal = table.replace('\'', "''");
+            let resource = format!("{number}-a");
+            for (kind, partition) in [("", ""), ("PARTITION BY LIST (sku)", partition)] {
+                let partition = partition.replace("{s}", schema).replace("{t}", &table);
+                let partition = partition.replace("{i}", &number.to_string());
+                let protect =
+                    format!("SELECT tower_fence.protect('{literal}', '{number}-{{sku}}')");
+                let set_up = format!(
+                    "CREATE TABLE {table} (sku text, n int) {kind}; {partition} {protect}; {protect}"
+                );
+                Postgres::run(&mut conn, &set_up).await;
                 for write in [
                     "INSERT INTO {t} VALUES ('a', 1)",
                     "UPDATE {t} SET n = 2",
                     "DELETE FROM {t}",
+                    "INSERT INTO {t} VALUES ('a', 1)",
                     "TRUNCATE {t}",
                 ] {
                     let write = write.replace("{t}", &table);
-                    let admitted = format!("{}{write}", admissions([&*resource]));
-                    if write.starts_with("TRUNCATE") {
-                        let filled = format!(
-                            "{}INSERT INTO {table} VALUES ('a', 1)",
-                            admissions([&*resource])
-                        );
-                        in_transaction(&mut conn, &filled).await.unwrap();
-                    }
-                    is_refused(in_transaction(&mut conn, &write).await, "TF428");
-                    in_transaction(&mut conn, &admitted)
-                        .await
-                        .unwrap_or_else(|refused| panic!("{write}: {refused:?}"));
+                    refuses(&mut conn, &write, "TF428").await;
+                    run_admitted(&mut conn, [&resource], &write).await;
                 }
                 // The first table is dropped, because the partitioned table has the same name. The
                 // partitioned tables remain for the count of functions below.
                 if partition.is_empty() {
-                    Postgres::run(
-                        &mut conn,
-                        &format!("SELECT tower_fence.unprotect('{literal}'); DROP TABLE {table}"),
-                    )
-                    .await;
+                    let remove =
+                        format!("SELECT tower_fence.unprotect('{literal}'); DROP TABLE {table}");
+                    Postgres::run(&mut conn, &remove).await;
                 }
             }
         }
     }
     let guards = "SELECT count(DISTINCT function) FROM tower_fence.protected_tables";
-    assert_eq!(
-        db.number(guards).await,
-        2 * i64::try_from(names.len()).unwrap()
-    );
+    assert_eq!(db.number(guards).await, 2 * names.len() as i64);
 }

@@ -1,30 +1,19 @@
 //! Search paths, temporary tables, roles and collations that an application changes in its Postgres
 //! session do not mislead a check.
 
-use axum::{Router, http::StatusCode, routing::post};
+use axum::{http::StatusCode, routing::post};
 use sqlx::{
     AssertSqlSafe, Postgres,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions},
 };
-use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, PgFencedTx, TokenUse,
-    layer::DatabaseError,
-};
+use tower_fence::{Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, layer::DatabaseError};
 
 use crate::support::{
     database::{Fresh, TestDatabase, read},
-    fence::{is_stale, sku, token, write_at_once},
-    functions::{self, is_refused},
+    fence::{begin, is_stale, refuses, sku, token, use_up, write_at_once},
+    functions,
     http::{Answer, Server},
 };
-
-async fn begin(fence: &Fence<Postgres>, value: i64) -> Result<FencedTx<Postgres>, AdmitError> {
-    fence.begin(&sku(), token(value), TokenUse::SingleUse).await
-}
-
-async fn execute(tx: &mut FencedTx<Postgres>, sql: &'static str) {
-    sqlx::raw_sql(sql).execute(&mut **tx).await.unwrap();
-}
 
 /// Returns a database with a second schema, whose tables have the same names and contain no tokens.
 async fn with_a_twin() -> Fresh<Postgres> {
@@ -54,23 +43,21 @@ async fn a_table_of_the_same_name_is_not_used() {
         if is_first {
             db.execute(change).await;
         }
-        let mut tx = begin(&fence, 7).await.unwrap();
+        let mut tx = begin(&fence, 7).await;
         if !is_first {
-            execute(&mut tx, change).await;
+            Postgres::run(&mut tx, change).await;
         }
         tx.commit().await.unwrap();
         for token in [7, 6] {
             for fence in [&fence, &db.fence()] {
-                let refused = begin(fence, token).await;
-                assert_matches!(refused, Err(AdmitError::Stale(_)));
+                refuses(fence, token, 7).await;
             }
         }
         fence.raise(&sku(), token(9)).await.unwrap();
         assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8), "{change}");
         let ours = "SELECT max_token FROM tower_fence.resources";
         assert_eq!(db.number(ours).await, 8, "{change}");
-        let twins = "SELECT count(*) FROM twin.resources";
-        assert_eq!(db.number(twins).await, 0, "{change}");
+        assert_eq!(db.count("twin.resources").await, 0, "{change}");
     }
 }
 
@@ -79,19 +66,17 @@ async fn tables_and_functions_may_live_in_any_schema() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence_with(|fence| fence.schema("shop_2").unwrap());
     fence.migrate().await.unwrap();
-    begin(&fence, 7).await.unwrap().commit().await.unwrap();
+    begin(&fence, 7).await.commit().await.unwrap();
     write_at_once(&fence, &sku(), 8).await;
     let call = "SELECT shop_2.admit('sku-1', 9)";
     assert_eq!(db.number(call).await, 9);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(9));
     is_stale(fence.raise(&sku(), token(9)).await, 9, 9);
     let mut conn = db.pool.acquire().await.unwrap();
-    is_refused(functions::execute(&mut conn, call).await, "TF412");
+    functions::refuses(&mut conn, call, "TF412").await;
     drop(conn);
-    let own = "SELECT count(*) FROM shop_2.resources";
-    assert_eq!(db.number(own).await, 1);
-    let others = "SELECT count(*) FROM tower_fence.resources";
-    assert_eq!(db.number(others).await, 0);
+    assert_eq!(db.count("shop_2.resources").await, 1);
+    assert_eq!(db.count("tower_fence.resources").await, 0);
 }
 
 /// A schema of SQLite is an attached file. Another fence is in the main file.
@@ -114,8 +99,7 @@ async fn tables_may_live_in_an_attached_file() {
     let shop = Fence::builder().schema("shop").unwrap().build(pool);
     for (fence, value) in [(&main, 7), (&shop, 9)] {
         fence.migrate().await.unwrap();
-        let tx = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
-        tx.unwrap().commit().await.unwrap();
+        use_up(fence, &sku(), token(value)).await.unwrap();
     }
     assert_eq!(main.inspect(&sku()).await.unwrap(), Some(7));
     assert_eq!(shop.inspect(&sku()).await.unwrap(), Some(9));
@@ -138,10 +122,7 @@ async fn handler_with_a_key_may_change_path_and_role() {
         Ok::<_, DatabaseError>(StatusCode::CREATED)
     };
     let layer = FenceLayer::new(db.fence(), PathParam("sku")).idempotent(Idempotency::required());
-    let app = Router::new()
-        .route("/{sku}", post(handler))
-        .route_layer(layer);
-    let server = Server::start(app).await;
+    let server = Server::at("/{sku}", post(handler).route_layer(layer)).await;
     for replayed in [false, true] {
         let request = server.post("/sku-1").header("Fencing-Token", "7");
         let answer = Answer::to(request.header("Idempotency-Key", "\"k\"")).await;
@@ -149,18 +130,17 @@ async fn handler_with_a_key_may_change_path_and_role() {
         assert_eq!(answer.headers.contains_key("idempotent-replayed"), replayed);
     }
     assert_eq!(db.entries().await, 1);
-    let twins = "SELECT count(*) FROM twin.idempotency_keys";
-    assert_eq!(db.number(twins).await, 0);
+    assert_eq!(db.count("twin.idempotency_keys").await, 0);
 }
 
 #[tokio::test]
 async fn names_are_compared_by_their_bytes() {
     let db = Postgres::fresh(1).await;
-    let collations = "SELECT count(*) FROM information_schema.columns \
+    let collations = "information_schema.columns \
          WHERE table_schema = 'tower_fence' AND (table_name, column_name) IN \
              (('resources', 'resource'), ('idempotency_keys', 'key')) \
          AND collation_name = 'C'";
-    assert_eq!(db.number(collations).await, 2);
+    assert_eq!(db.count(collations).await, 2);
 }
 
 #[tokio::test]
@@ -179,21 +159,17 @@ async fn each_table_and_function_has_a_comment() {
 async fn transaction_rolled_back_before_its_admission_cannot_commit() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
-    let mut tx = begin(&fence, 7).await.unwrap();
-    let back = sqlx::raw_sql("ROLLBACK TO SAVEPOINT tower_fence; INSERT INTO ledger VALUES (1)");
-    let outcome = back.execute(&mut *tx).await;
+    let mut tx = begin(&fence, 7).await;
+    let back = "ROLLBACK TO SAVEPOINT tower_fence; INSERT INTO ledger VALUES (1)";
+    let outcome = Postgres::execute(&mut tx, back).await;
     assert!(outcome.is_err(), "there is no such savepoint");
     tx.commit().await.unwrap_err();
     assert_eq!(db.entries().await, 0);
     // A rollback to a savepoint of the handler itself is allowed.
-    let mut tx = begin(&fence, 7).await.unwrap();
-    execute(
-        &mut tx,
-        "SAVEPOINT a; INSERT INTO ledger VALUES (2); ROLLBACK TO SAVEPOINT a",
-    )
-    .await;
+    let mut tx = begin(&fence, 7).await;
+    let own = "SAVEPOINT a; INSERT INTO ledger VALUES (2); ROLLBACK TO SAVEPOINT a";
+    Postgres::run(&mut tx, own).await;
     tx.commit().await.unwrap();
     assert_eq!(db.entries().await, 0);
-    let refused = begin(&fence, 7).await;
-    assert_matches!(refused, Err(AdmitError::Stale(_)));
+    refuses(&fence, 7, 7).await;
 }

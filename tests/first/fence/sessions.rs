@@ -4,17 +4,17 @@ use axum::{Router, routing::post};
 use serde_json::json;
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
-    Fence, FenceLayer, PathParam, Resource, issuer,
-    lease::{Acquire, Leases, PostgresLeases},
+    Fence, FenceLayer, PathParam, issuer,
+    lease::{Leases, PostgresLeases},
 };
 
 use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
-    fence::{begin, insert, sku, write, write_at_once},
+    fence::{begin, insert, resource, sku, write, write_at_once},
     http::{Answer, Server},
-    lease::LONG,
+    lease::{LONG, grant},
 };
 
 /// The number of connections in the pool. All were opened while the database was read-only.
@@ -92,13 +92,9 @@ async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
         pool.num_idle() == CONNECTIONS as usize
     );
     later_sessions(&db, "RESET default_transaction_read_only").await;
-    let app = Router::new()
-        .route("/{r}", post(|| async {}))
-        .route_layer(FenceLayer::new(
-            Fence::builder().pool_timeout(PATIENCE).build(pool),
-            PathParam("r"),
-        ));
-    let server = Server::start(app).await;
+    let fence = Fence::builder().pool_timeout(PATIENCE).build(pool);
+    let layer = FenceLayer::new(fence, PathParam("r"));
+    let server = Server::at("/{r}", post(|| async {}).route_layer(layer)).await;
     server.refuses("/r", 1, 503, "store-unavailable").await;
     assert_eq!(server.write("/r", 2).await.status, 200);
 }
@@ -110,12 +106,12 @@ async fn removed_prepared_statements_are_prepared_again() {
         let db = Postgres::fresh(1).await;
         let fence = db.fence_with(|fence| fence.reuse_connections(reuse));
         let leases = PostgresLeases::new(fence.clone());
-        let leased = Resource::new("leased").unwrap();
+        let leased = resource("leased");
         for round in 0..3 {
             let first = 10 * round + 1;
             write(&fence, first).await.unwrap();
             write_at_once(&fence, &sku(), first + 1).await;
-            let lease = leases.acquire(&leased, Acquire::new(LONG)).await.unwrap();
+            let lease = grant(&leases, &leased, LONG).await;
             leases.release(&leased, &lease.id).await.unwrap();
             let mut tx = begin(&fence, first + 2).await;
             insert(&mut tx, first + 2).await;

@@ -2,17 +2,14 @@
 
 use std::time::Duration;
 
-use axum::{Router, routing::post};
+use axum::routing::post;
 use sqlx::{
     Postgres,
     encode::IsNull,
     error::BoxDynError,
     postgres::{PgArgumentBuffer, PgTypeInfo},
 };
-use tokio::{
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tower_fence::{
     AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, TokenUse,
     fence::WriteError, layer::PendingWrite,
@@ -57,41 +54,18 @@ async fn write(fence: &Fence<Postgres>, sql: &'static str) -> Result<Vec<(i64,)>
 
 /// Returns the number of duplicates in `numbers`.
 async fn repeated(db: &Fresh<Postgres>) -> i64 {
-    db.number("SELECT count(*) - count(DISTINCT n) FROM numbers")
-        .await
-}
-
-async fn waits_for_lock(db: &Fresh<Postgres>, for_what: &str) {
-    let waiting = format!(
-        "SELECT count(*) FROM pg_stat_activity \
-         WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
-         AND datname = current_database()"
-    );
-    eventually!(
-        "a statement waits for a lock",
-        db.number(&waiting).await == 1
-    );
+    let repeated = "SELECT count(*) - count(DISTINCT n) FROM numbers";
+    db.number(repeated).await
 }
 
 /// Writes like another process, and returns the transaction just before its COMMIT.
 async fn predecessor(db: &Fresh<Postgres>) -> PgFencedTx {
-    let reusable = TokenUse::Reusable;
-    let mut tx = db
-        .fence()
-        .begin(&resource(), token(7), reusable)
-        .await
-        .unwrap();
-    Postgres::run(
-        &mut tx,
-        "INSERT INTO numbers SELECT 1 + count(*) FROM numbers",
-    )
-    .await;
+    let (fence, resource) = (db.fence(), resource());
+    let tx = fence.begin(&resource, token(7), TokenUse::Reusable);
+    let mut tx = tx.await.unwrap();
+    let next = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers";
+    Postgres::run(&mut tx, next).await;
     tx
-}
-
-fn in_a_task(db: &Fresh<Postgres>) -> JoinHandle<Result<Vec<(i64,)>, WriteError>> {
-    let fence = db.fence();
-    tokio::spawn(async move { write(&fence, NEXT).await })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,8 +76,9 @@ async fn waiter_sees_the_write_of_its_predecessor() {
             write(&db.fence(), NEXT).await.unwrap();
         }
         let first = predecessor(&db).await;
-        let second = in_a_task(&db);
-        waits_for_lock(&db, "transactionid").await;
+        let fence = db.fence();
+        let second = tokio::spawn(async move { write(&fence, NEXT).await });
+        db.waits_for_lock().await;
         first.commit().await.unwrap();
         let written = second.await.unwrap().unwrap();
         assert_eq!(written, [(if resource_is_new { 2 } else { 3 },)]);
@@ -119,17 +94,13 @@ async fn write_after_the_snapshot_is_seen() {
         SELECT 1 + count(*) FROM numbers, (SELECT pg_advisory_xact_lock_shared(1)) AS slow \
         HAVING count(*) < CASE WHEN EXISTS (SELECT 1 FROM fence) THEN 1000 ELSE 0 END RETURNING n";
     let db = with_numbers().await;
-    write(
-        &db.fence(),
-        "INSERT INTO numbers SELECT 1 FROM fence RETURNING n",
-    )
-    .await
-    .unwrap();
+    let insert = "INSERT INTO numbers SELECT 1 FROM fence RETURNING n";
+    write(&db.fence(), insert).await.unwrap();
     let mut gate = db.pool.acquire().await.unwrap();
     Postgres::run(&mut gate, "SELECT pg_advisory_lock(1)").await;
     let fence = db.fence();
     let second = tokio::spawn(async move { write(&fence, SLOW).await.unwrap().len() });
-    waits_for_lock(&db, "advisory").await;
+    db.waits_for_lock().await;
     predecessor(&db).await.commit().await.unwrap();
     Postgres::run(&mut gate, "SELECT pg_advisory_unlock(1)").await;
     assert_eq!(second.await.unwrap(), 1);
@@ -147,7 +118,7 @@ async fn write_reads_the_latest_version_of_a_locked_row() {
     let mut application = db.pool.begin().await.unwrap();
     Postgres::run(&mut application, "UPDATE stock SET n = n - 5").await;
     let waiting = tokio::spawn(async move { write(&fence, decrement).await });
-    waits_for_lock(&db, "transactionid").await;
+    db.waits_for_lock().await;
     application.commit().await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
 }
@@ -183,10 +154,9 @@ async fn connection_with_a_changed_result_is_not_used_again() {
     }
     let db = Postgres::fresh(1).await;
     db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
-    let layer = FenceLayer::new(db.fence(), PathParam("r"));
-    let app = Router::new().route("/{r}", post(write));
-    let app = app.route_layer(layer.deferred().idempotent(Idempotency::required()));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
+    let layer = layer.idempotent(Idempotency::required());
+    let server = Server::at("/{r}", post(write).route_layer(layer)).await;
     let write = async |token: i64| {
         let request = server.post("/r").header("Fencing-Token", token);
         let request = request.header("Idempotency-Key", format!(r#""{token}""#));
@@ -196,10 +166,8 @@ async fn connection_with_a_changed_result_is_not_used_again() {
         assert_eq!(write(token).await, 200);
     }
     db.execute("ALTER TABLE numbers ADD COLUMN note TEXT").await;
-    assert_eq!(
-        [write(4).await, write(4).await, write(5).await],
-        [503, 200, 200]
-    );
+    let answers = [write(4).await, write(4).await, write(5).await];
+    assert_eq!(answers, [503, 200, 200]);
 }
 
 /// Two holders: once the newer one has written, the older one writes nothing, whenever its
@@ -234,7 +202,7 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
     let out_of_order = "SELECT count(*) FROM (\
         SELECT n < lag(n) OVER (ORDER BY ctid) AS back FROM numbers) AS steps WHERE back";
     assert_eq!(db.number(out_of_order).await, 0);
-    let written = db.number("SELECT count(*) FROM numbers").await;
+    let written = db.count("numbers").await;
     assert!(written > 10, "{written} were admitted");
 }
 
@@ -260,7 +228,7 @@ async fn neither_statement_nor_trigger_writes_without_the_fence() {
         (9, false, CARELESS),
         (8, false, DEPENDENT),
     ] {
-        let before = db.number("SELECT count(*) FROM log").await;
+        let before = db.count("log").await;
         let (token, token_use) = (token(value), TokenUse::SingleUse);
         // The refusal comes from the database, not from the cache.
         let fence = if written { fresh.clone() } else { db.fence() };
@@ -271,10 +239,10 @@ async fn neither_statement_nor_trigger_writes_without_the_fence() {
             Err(WriteError::Admit(AdmitError::Stale(_))) => assert!(!written),
             Err(error) => panic!("{error:?}"),
         }
-        let logged = db.number("SELECT count(*) FROM log").await - before;
+        let logged = db.count("log").await - before;
         assert_eq!(logged, i64::from(written), "{sql} under {value}");
     }
-    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 3);
+    assert_eq!(db.count("numbers").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -282,44 +250,35 @@ async fn dropped_or_slow_statement_releases_the_lock() {
     const SLOW: &str = "INSERT INTO numbers SELECT 1 FROM fence, pg_sleep(30) RETURNING n";
     let db = with_numbers().await;
     let limit = Duration::from_secs(1);
-    for fence in [
-        db.fence(),
-        db.fence_with(|fence| {
-            fence
-                .hold_timeout(limit)
-                .lock_timeout(limit)
-                .answer_timeout(limit)
-        }),
-    ] {
+    let hasty = db.fence_with(|fence| {
+        let fence = fence.hold_timeout(limit).lock_timeout(limit);
+        fence.answer_timeout(limit)
+    });
+    for fence in [db.fence(), hasty] {
         write(&fence, NEXT).await.unwrap();
         let slow = timeout(Duration::from_secs(5), write(&fence, SLOW)).await;
         assert!(!matches!(slow, Ok(Ok(_))), "{slow:?}");
-        let running = "SELECT count(*) FROM pg_stat_activity \
-            WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
+        let running = "pg_stat_activity WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
             AND datname = current_database() AND pid <> pg_backend_pid()";
-        eventually!("the statement has ended", db.number(running).await == 0);
+        eventually!("the statement has ended", db.count(running).await == 0);
         write(&fence, NEXT).await.unwrap();
     }
-    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 4);
+    assert_eq!(db.count("numbers").await, 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn undecodable_rows_are_written_and_reported() {
     let db = with_numbers().await;
     let fence = db.fence();
-    let written = fence
-        .write::<(String,)>(&resource(), token(7), TokenUse::SingleUse, NEXT)
-        .await;
-    assert_matches!(written, Err(WriteError::Rows(_)));
-    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
+    let (resource, once) = (resource(), TokenUse::SingleUse);
+    let written = fence.write::<(String,)>(&resource, token(7), once, NEXT);
+    assert_matches!(written.await, Err(WriteError::Rows(_)));
+    assert_eq!(db.count("numbers").await, 1);
     // A semicolon or a comment at the end of the statement does not matter.
     let odd = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n, n + 1 -- that is all\n;\n";
     let query = sqlx::query(odd).bind(5_i64);
-    let written: Vec<(i64, i64)> = fence
-        .write(&resource(), token(8), TokenUse::SingleUse, query)
-        .await
-        .unwrap();
-    assert_eq!(written, [(5, 6)]);
+    let written = fence.write::<(i64, i64)>(&resource, token(8), once, query);
+    assert_eq!(written.await.unwrap(), [(5, 6)]);
 }
 
 #[tokio::test]

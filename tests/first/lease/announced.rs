@@ -16,7 +16,7 @@ use tower_fence::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     lease::{
         Acquire, Announced, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases,
-        RedisLeases, Renew, Signed,
+        Renew, Signed,
     },
 };
 
@@ -24,9 +24,9 @@ use crate::support::{
     announced::{NEIGHBOUR, forged},
     database::{TestDatabase, WAITING_FOR_LOCK, on_both_databases},
     eventually,
-    fence::write,
+    fence::{begin, write},
     lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku, spawn_acquire},
-    redis::{COUNTER, LEASE, RedisServer, connect, dump, fresh_prefix, restore, shared_url},
+    redis::{COUNTER, LEASE, RedisServer, connect, connect_shared, dump, fresh_prefix, restore},
     soon,
 };
 
@@ -51,7 +51,7 @@ async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let leases = store.announced_to(fence.clone());
     let third = grant(&leases, &sku(), LONG).await;
     let refused = write(&fence, second.token.get()).await;
-    assert!(matches!(refused, Err(AdmitError::Stale(_))));
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
     write(&fence, third.token.get()).await.unwrap();
     leases.release(&sku(), &third.id).await.unwrap();
     assert!(leases.inspect(&sku()).await.unwrap().is_none());
@@ -87,10 +87,8 @@ async fn grant_that_cannot_be_announced_is_released() {
     };
     // The cause is the reason why the grant could not be announced, and contains the error of the
     // database.
-    let announcing = cause
-        .downcast_ref::<AnnounceError>()
-        .expect("an error without its cause");
-    assert!(matches!(announcing, AnnounceError::Unreachable(_)));
+    let announcing = cause.downcast_ref::<AnnounceError>().unwrap();
+    assert_matches!(announcing, AnnounceError::Unreachable(_));
     assert!(announcing.source().is_some());
     assert!(store.inspect(&sku()).await.unwrap().is_none());
     assert!(leases.list(10, None).await.unwrap().leases.is_empty());
@@ -106,7 +104,7 @@ async fn write_with_the_token_before_renewal_is_refused() {
     let renewed = leases.renew(&sku(), &lease.id, renewal).await.unwrap();
     // The holder reads at this point. Its earlier requests may still be in progress.
     let delayed = write(&fence, lease.token.get()).await;
-    assert!(matches!(delayed, Err(AdmitError::Stale(_))));
+    assert_matches!(delayed, Err(AdmitError::Stale(_)));
     write(&fence, renewed.token.get()).await.unwrap();
 
     // After the fence was raised above the lease's token, the holder's earlier reads may be out of
@@ -133,10 +131,8 @@ async fn renewal_after_another_writer_is_lost<DB: TestDatabase>() {
         let foreign = Token::new(renewed.token.get() + 1).unwrap();
         if is_announced {
             let another = LeaseDigest::of("another");
-            fence
-                .announce(&sku(), foreign, &another, false)
-                .await
-                .unwrap();
+            let announced = fence.announce(&sku(), foreign, &another, false).await;
+            announced.unwrap();
         } else {
             write(&fence, foreign.get()).await.unwrap();
         }
@@ -178,10 +174,7 @@ async fn renewal_does_not_wait_for_the_write_of_its_holder<DB: TestDatabase>() {
     let store = MemoryLeases::new(fence.clone());
     for issuer in [db.fence(), fence.clone()] {
         let lease = grant(&store.clone().announced_to(fence.clone()), &sku(), LONG).await;
-        let tx = fence
-            .begin(&sku(), lease.token, TokenUse::SingleUse)
-            .await
-            .unwrap();
+        let tx = begin(&fence, lease.token.get()).await;
         let other = store.clone().announced_to(issuer);
         let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert_eq!(renewed.unwrap().token, lease.token);
@@ -261,8 +254,8 @@ impl Leases for Late {
 /// or from another one.
 #[tokio::test]
 async fn overtaken_renewal_continues_under_a_current_token() {
-    for (is_same_issuer, new_token) in [(true, false), (false, false), (true, true), (false, true)]
-    {
+    for case in 0..4 {
+        let [is_same_issuer, new_token] = [1, 2].map(|bit| case & bit != 0);
         let db = Sqlite::fresh(2).await;
         let fence = db.fence();
         let keys = TokenKeys::new([TokenKey::random("k1").unwrap()]).unwrap();
@@ -278,18 +271,14 @@ async fn overtaken_renewal_continues_under_a_current_token() {
         };
         let lease = grant(&other, &sku(), LONG).await;
         let (with_new_token, id) = (Renew::new(LONG).with_new_token(), lease.id.clone());
-        let request = if new_token {
-            with_new_token
-        } else {
-            Renew::new(LONG)
+        let request = match new_token {
+            true => with_new_token,
+            false => Renew::new(LONG),
         };
         let renewal = tokio::spawn(async move { slow.renew(&sku(), &id, request).await });
         eventually!("a renewal is in progress", late.renewals.load(Relaxed) == 1);
-        let overtaking = other
-            .renew(&sku(), &lease.id, with_new_token)
-            .await
-            .unwrap()
-            .token;
+        let overtaking = other.renew(&sku(), &lease.id, with_new_token).await;
+        let overtaking = overtaking.unwrap().token;
         late.answers.add_permits(1);
         let renewed = renewal.await.unwrap().unwrap();
         assert_eq!(renewed.fencing_token().token, renewed.token);
@@ -343,10 +332,8 @@ async fn another_issuer_renews_a_lease_whose_token_was_used() {
 async fn failed_request_keeps_the_lease_of_its_repetition() {
     let (db, away) = (Sqlite::fresh(2).await, Sqlite::fresh(1).await);
     let store = MemoryLeases::new(db.fence());
-    let (cut_off, leases) = (
-        store.clone().announced_to(away.fence()),
-        store.announced_to(db.fence()),
-    );
+    let cut_off = store.clone().announced_to(away.fence());
+    let leases = store.announced_to(db.fence());
     away.fence().pool().close().await;
     let request = Acquire::new(LONG).lease_id(LeaseId::random());
     let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
@@ -371,14 +358,14 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     let forgetful = connect(&server, &db).await.announced_to(fence.clone());
     is_lost(forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await);
     let refused = write(&fence, old.token.get()).await;
-    assert!(matches!(refused, Err(AdmitError::Stale(_))));
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
     let again = Acquire::new(LONG).lease_id(old.id.clone());
     let again = forgetful.acquire(&sku(), again).await.unwrap();
     assert!(again.token > successor.token);
     let tx = fence.begin(&sku(), again.token, TokenUse::Reusable).await;
     tx.unwrap().commit().await.unwrap();
     let late = write(&fence, successor.token.get()).await;
-    assert!(matches!(late, Err(AdmitError::Stale(_))));
+    assert_matches!(late, Err(AdmitError::Stale(_)));
 
     // The first issuer has the later state cached.
     restore(&server, &snapshot).await;
@@ -411,7 +398,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let snapshot = dump(&server, &[COUNTER]).await;
     let gate = Arc::new(Semaphore::new(0));
     let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
-    let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });
+    let first = spawn_acquire(&slow, &sku(), Acquire::new(LONG));
     eventually!(
         "the first lease is granted",
         store.inspect(&sku()).await.unwrap().is_some()
@@ -436,12 +423,10 @@ async fn a_grant_waits_for_a_write_in_flight() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     let epochs = Sqlite::fresh(2).await;
-    let builder = RedisLeases::builder(epochs.fence()).key_prefix(fresh_prefix());
-    let store = builder.connect(&shared_url()).await.unwrap();
+    let store = connect_shared(epochs.fence(), &fresh_prefix()).await;
     let leases = store.clone().announced_to(fence.clone());
     let first = grant(&leases, &sku(), LONG).await;
-    let tx = fence.begin(&sku(), first.token, TokenUse::SingleUse).await;
-    let tx = tx.unwrap();
+    let tx = begin(&fence, first.token.get()).await;
     leases.release(&sku(), &first.id).await.unwrap();
     let mut waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG));
     timeout(Duration::from_millis(300), &mut waiting)
@@ -459,13 +444,11 @@ async fn a_grant_waits_for_a_write_in_flight() {
         (Duration::from_secs(5), Duration::from_millis(100)),
     ] {
         let lease = grant(&leases, &sku(), LONG).await;
-        let tx = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
-        let tx = tx.unwrap();
+        let tx = begin(&fence, lease.token.get()).await;
         leases.release(&sku(), &lease.id).await.unwrap();
-        let hasty = store
-            .clone()
-            .announced_to(db.fence_with(|fence| fence.lock_timeout(lock_timeout)));
-        let asking = tokio::spawn(async move { hasty.acquire(&sku(), Acquire::new(ttl)).await });
+        let hasty = db.fence_with(|fence| fence.lock_timeout(lock_timeout));
+        let hasty = store.clone().announced_to(hasty);
+        let asking = spawn_acquire(&hasty, &sku(), Acquire::new(ttl));
         eventually!(
             "the announcement waits or has ended",
             asking.is_finished() || db.number(WAITING_FOR_LOCK).await > 0
@@ -486,17 +469,12 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     let fence = db.fence();
     let store = MemoryLeases::new(db.fence());
     let leases = store.clone().announced_to(fence.clone());
-    let resource = Resource::new("sku-1").unwrap();
+    let (resource, moment) = (sku(), Duration::from_millis(300));
     let first = grant(&store, &resource, LONG).await;
-    let tx = fence
-        .begin(&resource, first.token, TokenUse::SingleUse)
-        .await;
-    let tx = tx.unwrap();
+    let tx = begin(&fence, first.token.get()).await;
     store.release(&resource, &first.id).await.unwrap();
     let asking = leases.acquire(&resource, Acquire::new(LONG));
-    timeout(Duration::from_millis(300), asking)
-        .await
-        .unwrap_err();
+    timeout(moment, asking).await.unwrap_err();
     soon!(
         "the lease is free",
         store.inspect(&resource).await.unwrap().is_none()
@@ -506,14 +484,11 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     // only after its announcement, and so only after the pending write has ended.
     let id = LeaseId::random();
     let asking = leases.acquire(&resource, Acquire::new(LONG).lease_id(id.clone()));
-    timeout(Duration::from_millis(300), asking)
-        .await
-        .unwrap_err();
+    timeout(moment, asking).await.unwrap_err();
     for _ in 0..2 {
         let renewing = leases.renew(&resource, &id, Renew::new(LONG));
-        timeout(Duration::from_millis(300), renewing)
-            .await
-            .expect_err("an unannounced token was granted");
+        let renewed = timeout(moment, renewing).await;
+        renewed.expect_err("an unannounced token was granted");
     }
     tx.commit().await.unwrap();
     let renewed = leases.renew(&resource, &id, Renew::new(LONG)).await;

@@ -1,13 +1,11 @@
 //! Announced grants of a resource whose fence has admitted a token above the grant.
 
-use axum::Router;
 use sqlx::Sqlite;
 use tower_fence::{
-    Resource, Token, TokenUse,
+    Resource, Token,
     announce::{Announce, AnnounceError, LeaseDigest},
     client::{AcquireError, Holder, HttpLeases},
-    issuer,
-    lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, RedisLeases, Renew},
+    lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, Renew},
 };
 
 use crate::support::{
@@ -17,9 +15,10 @@ use crate::support::{
     },
     database::TestDatabase,
     eventually,
+    fence::use_up,
     http::{Answer, Server},
     lease::{LONG, grant, sku},
-    redis::{fresh_prefix, shared_url},
+    redis::{connect_shared, fresh_prefix},
     store::{self, TestStore},
 };
 
@@ -32,16 +31,14 @@ async fn forged_token_affects_only_its_resource_in_memory() {
 #[tokio::test]
 async fn forged_token_affects_only_its_resource_on_redis() {
     let db = Sqlite::fresh(2).await;
-    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
-    let store = builder.connect(&shared_url()).await.unwrap();
+    let store = connect_shared(db.fence(), &fresh_prefix()).await;
     a_forged_token_concerns_its_resource_alone(store, db).await;
 }
 
 #[tokio::test]
 async fn lease_with_the_last_token_gets_no_other_in_redis() {
     let db = Sqlite::fresh(2).await;
-    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
-    let store = builder.connect(&shared_url()).await.unwrap();
+    let store = connect_shared(db.fence(), &fresh_prefix()).await;
     let leases = store.announced_to(db.fence());
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
 }
@@ -60,7 +57,7 @@ async fn issuer_reports_that_no_token_is_left() {
     let db = Sqlite::fresh(2).await;
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
-    let server = Server::start(Router::new().nest("/locks", issuer::router(leases.clone()))).await;
+    let server = Server::issuer(leases.clone()).await;
     let answer = Answer::to(server.post("/locks/sku-1")).await;
     let problem = answer.is_problem(409, "fence-exhausted");
     assert_eq!(problem["resource"], "sku-1");
@@ -74,8 +71,8 @@ async fn issuer_reports_that_no_token_is_left() {
     );
     let is_free = async || leases.inspect(&sku()).await.unwrap().is_none();
     eventually("the client releases the lease", is_free).await;
-    let refused = Holder::new(leases.clone()).ttl(10 * LONG);
-    let refused = refused.acquire("sku-1").await;
+    let holder = Holder::new(leases.clone()).ttl(10 * LONG);
+    let refused = holder.acquire("sku-1").await;
     assert_matches!(
         refused,
         Err(AcquireError::Lease(LeaseError::Exhausted { .. }))
@@ -89,8 +86,7 @@ async fn a_foreign_token_without_a_next_one_supersedes_a_renewal() {
     let fence = db.fence();
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     let lease = grant(&leases, &sku(), LONG).await;
-    let tx = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
-    tx.unwrap().commit().await.unwrap();
+    use_up(&fence, &sku(), Token::MAX).await.unwrap();
     for _ in 0..2 {
         let renewal = Renew::new(LONG).with_new_token();
         let refused = leases.renew(&sku(), &lease.id, renewal).await;
@@ -110,16 +106,10 @@ async fn renewal_keeps_the_last_token_only_of_its_own_lease() {
         let lease = grant(&store, &resource, LONG).await;
         let last = Renew::new(LONG).at_least(Token::MAX);
         store.renew(&resource, &lease.id, last).await.unwrap();
-        let announced = match is_own {
-            true => LeaseDigest::of(lease.id.expose()),
-            false => LeaseDigest::of("another lease"),
-        };
+        let announced = LeaseDigest::of(if is_own { lease.id.expose() } else { "another" });
         let announced = fence.announce(&resource, Token::MAX, &announced, false);
         announced.await.unwrap();
-        let tx = fence
-            .begin(&resource, Token::MAX, TokenUse::SingleUse)
-            .await;
-        tx.unwrap().commit().await.unwrap();
+        use_up(&fence, &resource, Token::MAX).await.unwrap();
         let renewed = leases.renew(&resource, &lease.id, Renew::new(LONG)).await;
         match is_own {
             true => assert_eq!(renewed.unwrap().token, Token::MAX),
@@ -132,7 +122,7 @@ async fn renewal_keeps_the_last_token_only_of_its_own_lease() {
 async fn remote_issuer_takes_no_request_for_a_higher_token() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
-    let server = Server::start(Router::new().nest("/locks", issuer::router(store.clone()))).await;
+    let server = Server::issuer(store.clone()).await;
     let http = HttpLeases::new(&server.url("/locks")).unwrap();
     let leases = http.announced_to(db.fence());
     db.fence().raise(&sku(), forged()).await.unwrap();

@@ -101,13 +101,7 @@ impl Backend for Delaying {
         }
     }
 
-    async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-        Ok(None)
-    }
-
-    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
-        Ok(Page::new(vec![], None))
-    }
+    shows_no_lease!();
 }
 
 /// Returns a driver whose store delays the first join until the sender sends `true`, and the
@@ -244,13 +238,7 @@ impl Backend for Late {
         })
     }
 
-    async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-        Ok(None)
-    }
-
-    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
-        Ok(Page::new(vec![], None))
-    }
+    shows_no_lease!();
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,23 @@
 //! The lease stores.
 
+/// Implements the reads of a store that shows no lease.
+macro_rules! shows_no_lease {
+    () => {
+        async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
+            Ok(None)
+        }
+
+        async fn page(
+            &self,
+            _: usize,
+            _: Option<&str>,
+            _: Counters<'_>,
+        ) -> Result<Page, LeaseError> {
+            Ok(Page::new(vec![], None))
+        }
+    };
+}
+
 mod announced;
 mod announced_above;
 mod displaced;

@@ -11,12 +11,12 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE, SOON,
-    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, pool_of},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, pool_of, read},
     eventually,
     functions::{acquire, is_refused, release},
     lease::{
-        LONG, grant, grant_and_release, granted, is_held, is_misconfigured, next_grant, sku,
-        spawn_acquire, wait, waiters,
+        LONG, grant, grant_and_release, granted, is_held, is_misconfigured, next_grant, renew_for,
+        sku, spawn_acquire, wait, waiters,
     },
     process::{Inventory, frozen_process_delays_the_next_waiter},
     store::listen,
@@ -34,6 +34,33 @@ async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
     listener.execute(register).await.unwrap();
     listener.listen("tower_fence_7").await.unwrap();
     listener
+}
+
+/// Queues waiters for `sku-1`. Each is given by its ticket, which is also its position and its lease
+/// id, and by its listener.
+async fn queue(db: &Fresh<Postgres>, waiters: &[(i64, i64)]) {
+    for (ticket, listener) in waiters {
+        db.execute(&format!(
+            "INSERT INTO tower_fence.queues (resource) VALUES ('sku-1') ON CONFLICT DO NOTHING; \
+             INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) \
+             VALUES ('sku-1', {ticket}, {ticket}, '{ticket}', {listener})"
+        ))
+        .await;
+    }
+}
+
+/// Lets the request with this ticket and this lease id retry.
+async fn ask(db: &Fresh<Postgres>, lease: &str, ticket: i64) -> String {
+    let ask = format!(
+        "SELECT (tower_fence.lease_ask('sku-1', '{lease}', 1000, 0, NULL, {ticket}, true, 7)).outcome"
+    );
+    read(&db.pool, &ask).await
+}
+
+/// Returns the next notification: a ticket, and the time for which the resource is blocked.
+async fn called(listener: &mut PgListener) -> String {
+    let notification = timeout(PATIENCE, listener.recv()).await;
+    notification.unwrap().unwrap().payload().to_owned()
 }
 
 /// Queues waiters in a runtime that then ends. Its connections end with it, and its waiters do not
@@ -56,8 +83,8 @@ async fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
         eventually!("the waiters are not counted", waiters(&leases).await == 0);
         // A process that begins to listen removes the waiters of ended processes. If the server
         // executes its call late, the call also removes these waiters.
-        let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
-        if db.number(left).await >= count as i64 {
+        let left = "tower_fence.waiters WHERE resource = 'sku-1'";
+        if db.count(left).await >= count as i64 {
             return;
         }
     }
@@ -72,14 +99,9 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
     let leases = PostgresLeases::new(db.fence());
     grant_and_release(&leases).await;
     let mut alive = listener_7(&db).await;
-    db.execute(
-        "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
-             ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 8), ('sku-1', 3, 3, 'c', 7)",
-    )
-    .await;
+    queue(&db, &[(1, 8), (2, 8), (3, 7)]).await;
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 2);
-    let notification = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
-    assert_eq!(notification.payload(), "3 0");
+    assert_eq!(called(&mut alive).await, "3 0");
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 0);
 }
 
@@ -92,16 +114,10 @@ async fn waiter_behind_a_removed_waiter_has_a_turn_of_its_own() {
     let mut frozen = PgListener::connect(&db.url).await.unwrap();
     let register = "SELECT tower_fence.lease_listen(8)";
     frozen.execute(register).await.unwrap();
-    db.execute(
-        "UPDATE tower_fence.leases SET expires_at = now() - interval '3 s'; \
-         INSERT INTO tower_fence.queues (resource) VALUES ('sku-1') ON CONFLICT DO NOTHING; \
-         INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
-             ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 7)",
-    )
-    .await;
-    let ask = "SELECT (tower_fence.lease_ask('sku-1', 'c', 1000, 0, NULL, 3, true, 7)).outcome";
-    let outcome: String = sqlx::query_scalar(ask).fetch_one(&db.pool).await.unwrap();
-    assert_eq!(outcome, "queued");
+    let expire = "UPDATE tower_fence.leases SET expires_at = now() - interval '3 s'";
+    db.execute(expire).await;
+    queue(&db, &[(1, 8), (2, 7)]).await;
+    assert_eq!(ask(&db, "3", 3).await, "queued");
     let tickets = "SELECT sum(ticket)::bigint FROM tower_fence.waiters";
     assert_eq!(db.number(tickets).await, 2 + 3);
 }
@@ -114,12 +130,9 @@ async fn waiters_of_an_ended_session_are_not_counted() {
     let _alive = listener_7(&db).await;
     // The number of listener 8 is registered for a session with another name, and listener 9 is
     // not registered.
-    db.execute(
-        "INSERT INTO tower_fence.listeners (listener, pid) VALUES (8, pg_backend_pid()); \
-         INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
-             ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 7), ('sku-1', 3, 3, 'c', 9)",
-    )
-    .await;
+    let register = "INSERT INTO tower_fence.listeners (listener, pid) VALUES (8, pg_backend_pid())";
+    db.execute(register).await;
+    queue(&db, &[(1, 8), (2, 7), (3, 9)]).await;
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
     assert_eq!(held.waiters, 1);
 }
@@ -151,22 +164,13 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
     listen(&leases).await;
     grant(&leases, &sku(), Duration::from_millis(1)).await;
     let mut alive = listener_7(&db).await;
-    db.execute(
-        "INSERT INTO tower_fence.queues (resource) VALUES ('sku-1') ON CONFLICT DO NOTHING; \
-         INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
-             ('sku-1', 1, 1, 'a', 7), ('sku-1', 2, 2, 'b', 7)",
-    )
-    .await;
-    let ask = "SELECT (tower_fence.lease_ask('sku-1', 'b', 1000, 0, NULL, 2, true, 7)).outcome";
-    let outcome: String = sqlx::query_scalar(ask).fetch_one(&db.pool).await.unwrap();
-    assert_eq!(outcome, "queued");
-    let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
-    assert_eq!(called.payload(), "1 0");
+    queue(&db, &[(1, 7), (2, 7)]).await;
+    assert_eq!(ask(&db, "2", 2).await, "queued");
+    assert_eq!(called(&mut alive).await, "1 0");
     // If the first one leaves, its successor is notified.
-    db.execute("SELECT tower_fence.lease_end('sku-1', 'a', 1)")
-        .await;
-    let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
-    assert_eq!(called.payload(), "2 0");
+    let leave = "SELECT tower_fence.lease_end('sku-1', '1', 1)";
+    db.execute(leave).await;
+    assert_eq!(called(&mut alive).await, "2 0");
 }
 
 #[tokio::test]
@@ -176,17 +180,10 @@ async fn first_waiter_is_notified_of_a_shorter_renewal() {
     let delayed = Acquire::new(LONG).lock_delay(LONG);
     let held = leases.acquire(&sku(), delayed).await.unwrap();
     let mut alive = listener_7(&db).await;
-    db.execute(
-        "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
-             ('sku-1', 1, 1, 'a', 7)",
-    )
-    .await;
-    let shorter = Renew::new(LONG / 2);
-    leases.renew(&sku(), &held.id, shorter).await.unwrap();
-    let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
-    let (ticket, blocked_ms) = called.payload().split_once(' ').unwrap();
-    assert_eq!(ticket, "1");
-    let blocked_ms: u64 = blocked_ms.parse().unwrap();
+    queue(&db, &[(1, 7)]).await;
+    renew_for(&leases, &held, LONG / 2).await;
+    let called = called(&mut alive).await;
+    let blocked_ms: u64 = called.strip_prefix("1 ").unwrap().parse().unwrap();
     assert!((60_001..=90_000).contains(&blocked_ms), "{called:?}");
 }
 
@@ -217,26 +214,26 @@ async fn repeated_first_request_stays_first() {
         let notified = format!("SELECT listener FROM tower_fence.waiters WHERE ticket = {ticket}");
         assert_eq!(db.number(&notified).await, listener, "ticket {ticket}");
     }
-    let named = "SELECT count(*) FROM tower_fence.waiters WHERE ticket = 4 AND owner = 'one'";
-    assert_eq!(db.number(named).await, 1);
+    let named = "tower_fence.waiters WHERE ticket = 4 AND owner = 'one'";
+    assert_eq!(db.count(named).await, 1);
 }
 
 /// The second request returned the lease of the first one. Either client may hold the lease.
 #[tokio::test]
 async fn an_abandoned_request_takes_no_lease_that_another_one_returned() {
     let db = Postgres::fresh(4).await;
-    for ticket in [1_i64, 2] {
-        let ask =
-            "SELECT (tower_fence.lease_ask('sku-1', 'a', 60000, 0, NULL, $1, false, NULL)).outcome";
-        let asked = sqlx::query_scalar(ask).bind(ticket);
-        let asked: String = asked.fetch_one(&db.pool).await.unwrap();
+    for ticket in [1, 2] {
+        let ask = format!(
+            "SELECT (tower_fence.lease_ask('sku-1', 'a', 60000, 0, NULL, {ticket}, false, NULL)).outcome"
+        );
+        let asked: String = read(&db.pool, &ask).await;
         assert_eq!(asked, "granted", "ticket {ticket}");
     }
     for ticket in [1, 2] {
         let abandon = format!("SELECT tower_fence.lease_end('sku-1', 'a', {ticket})");
         db.execute(&abandon).await;
-        let held = "SELECT count(*) FROM tower_fence.held_leases";
-        assert_eq!(db.number(held).await, 1, "ticket {ticket}");
+        let held = db.count("tower_fence.held_leases").await;
+        assert_eq!(held, 1, "ticket {ticket}");
     }
 }
 
@@ -245,8 +242,7 @@ async fn an_abandoned_request_takes_no_lease_that_another_one_returned() {
 async fn concurrent_requests_under_one_lease_id_are_granted_one_token() {
     let db = Postgres::fresh(5).await;
     let leases = PostgresLeases::new(db.fence());
-    let last = grant(&leases, &sku(), LONG).await;
-    leases.release(&sku(), &last.id).await.unwrap();
+    let last = grant_and_release(&leases).await;
     let mut holder = db.pool.begin().await.unwrap();
     Postgres::run(&mut holder, "SELECT FROM tower_fence.resources FOR UPDATE").await;
     let requests = [1_i64, 2, 3].map(|ticket| {
@@ -259,10 +255,10 @@ async fn concurrent_requests_under_one_lease_id_are_granted_one_token() {
             asked
         })
     });
-    eventually("all requests wait for the row", async || {
+    eventually!(
+        "all requests wait for the row",
         db.number(WAITING_FOR_LOCK).await == 3
-    })
-    .await;
+    );
     holder.commit().await.unwrap();
     let mut outcomes = Vec::new();
     for request in requests {
@@ -288,13 +284,11 @@ async fn repeated_request_displaces_only_one_of_two() {
     ] {
         db.execute(sql).await;
     }
-    db.execute("SELECT tower_fence.lease_ask('sku-1', 'a', 1000, 0, NULL, 3, false, 7)")
-        .await;
+    let repeat = "SELECT tower_fence.lease_ask('sku-1', 'a', 1000, 0, NULL, 3, false, 7)";
+    db.execute(repeat).await;
     for (ticket, count) in [(1, 0), (2, 1), (3, 1)] {
-        let found = format!(
-            "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1' AND ticket = {ticket}"
-        );
-        assert_eq!(db.number(&found).await, count, "ticket {ticket}");
+        let found = format!("tower_fence.waiters WHERE resource = 'sku-1' AND ticket = {ticket}");
+        assert_eq!(db.count(&found).await, count, "ticket {ticket}");
     }
 }
 
@@ -335,8 +329,8 @@ async fn renewed_lease_of_a_kept_position_is_kept() {
 #[tokio::test]
 async fn waiter_without_notifications_polls_until_its_timeout() {
     let db = Postgres::fresh(4).await;
-    db.execute("DROP FUNCTION tower_fence.lease_listen(bigint)")
-        .await;
+    let remove = "DROP FUNCTION tower_fence.lease_listen(bigint)";
+    db.execute(remove).await;
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
     let request = Acquire::new(LONG).wait(Duration::from_secs(3));
@@ -361,10 +355,7 @@ async fn waiters_of_an_ended_process_are_skipped() {
     leases.release(&sku(), &first.id).await.unwrap();
     let survivor = granted(survivor).await;
     leases.release(&sku(), &survivor.id).await.unwrap();
-    assert_eq!(
-        db.number("SELECT count(*) FROM tower_fence.waiters").await,
-        0
-    );
+    assert_eq!(db.count("tower_fence.waiters").await, 0);
 
     // If no other client waits, the next request detects that the waiters have ended.
     let first = grant(&leases, &sku(), LONG).await;
@@ -378,8 +369,8 @@ async fn waiters_of_an_ended_process_are_skipped() {
     grant(&leases, &sku(), LONG).await;
     waiters_of_ended_process(&db, 3).await;
     let survivor = wait(&leases, LONG).await;
-    db.execute("UPDATE tower_fence.leases SET expires_at = clock_timestamp()")
-        .await;
+    let expire = "UPDATE tower_fence.leases SET expires_at = clock_timestamp()";
+    db.execute(expire).await;
     granted(survivor).await;
 }
 
@@ -392,11 +383,8 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
     let other = Resource::new("other").unwrap();
     let held = grant(&leases, &other, LONG).await;
     let waiting = spawn_acquire(&leases, &other, Acquire::new(LONG).wait(LONG));
-    eventually("the waiters have left the queue", async || {
-        let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
-        db.number(left).await == 0
-    })
-    .await;
+    let left = "tower_fence.waiters WHERE resource = 'sku-1'";
+    eventually!("the waiters have left the queue", db.count(left).await == 0);
     leases.release(&other, &held.id).await.unwrap();
     granted(waiting).await;
 }
@@ -433,14 +421,11 @@ async fn listening_session_ends_with_the_pool() {
     let waiting = wait(&leases, LONG).await;
     leases.release(&sku(), &held.id).await.unwrap();
     granted(waiting).await;
-    let listening = "SELECT count(*) FROM pg_stat_activity \
+    let listening = "pg_stat_activity \
         WHERE datname = current_database() AND application_name LIKE 'tower-fence %'";
-    assert_eq!(db.number(listening).await, 1);
+    assert_eq!(db.count(listening).await, 1);
     pool.close().await;
-    eventually("the session has ended", async || {
-        db.number(listening).await == 0
-    })
-    .await;
+    eventually!("the session has ended", db.count(listening).await == 0);
 }
 
 #[tokio::test]
@@ -453,13 +438,11 @@ async fn lost_connection_is_reopened() {
     let before = db.number(listener).await;
     let killed = "SELECT count(pg_terminate_backend(pid)) FROM tower_fence.listeners";
     assert_eq!(db.number(killed).await, 1);
-    eventually("another listener serves the waiter", async || {
-        let now = db
-            .number("SELECT coalesce(max(listener), 0) FROM tower_fence.waiters")
-            .await;
-        now != 0 && now != before
-    })
-    .await;
+    let moved = format!("tower_fence.waiters WHERE listener <> {before}");
+    eventually!(
+        "another listener serves the waiter",
+        db.count(&moved).await == 1
+    );
     leases.release(&sku(), &first.id).await.unwrap();
     let released_at = Instant::now();
     granted(waiting).await;
@@ -474,19 +457,15 @@ async fn no_waiter_joins_the_queue_during_a_release() {
     let leases = PostgresLeases::new(db.fence());
     let held = grant(&leases, &sku(), LONG).await;
     let mut releasing = db.pool.begin().await.unwrap();
-    release(&mut releasing, "sku-1", held.id.expose())
-        .await
-        .unwrap();
+    let released = release(&mut releasing, "sku-1", held.id.expose()).await;
+    released.unwrap();
     let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     // The wait still ends at its timeout.
     let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
     is_held(refused.expect("the waiter does not stop polling"));
     sleep(Duration::from_millis(800)).await;
-    assert_eq!(
-        db.number("SELECT count(*) FROM tower_fence.waiters").await,
-        0
-    );
+    assert_eq!(db.count("tower_fence.waiters").await, 0);
     releasing.commit().await.unwrap();
     granted(waiting).await;
 }
@@ -564,30 +543,22 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let mut slow = db.pool.begin().await.unwrap();
     Postgres::run(&mut slow, "SELECT pg_advisory_xact_lock(1)").await;
     one.release(&sku(), &first.id).await.unwrap();
-    eventually!(
-        "the grant is in progress",
-        db.number("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-            .await
-            == 1
-    );
+    let waiting = "pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    eventually!("the grant is in progress", db.count(waiting).await == 1);
     let last = spawn_acquire(&two, &sku(), Acquire::new(LONG).wait(LONG));
-    let line = "SELECT count(*) FROM tower_fence.waiters";
-    eventually!("both waiters are in the queue", db.number(line).await == 2);
+    let line = "tower_fence.waiters";
+    eventually!("both waiters are in the queue", db.count(line).await == 2);
     let mut heard = PgListener::connect(&db.url).await.unwrap();
     let behind = "SELECT listener FROM tower_fence.waiters ORDER BY place DESC LIMIT 1";
     let listener = db.number(behind).await;
-    heard
-        .listen(&format!("tower_fence_{listener:x}"))
-        .await
-        .unwrap();
+    let channel = format!("tower_fence_{listener:x}");
+    heard.listen(&channel).await.unwrap();
     slow.commit().await.unwrap();
     let lease = granted(next).await;
-    let notification = timeout(Duration::from_secs(10), heard.recv()).await;
-    let notification = notification
-        .expect("the listener received no notification")
-        .unwrap();
-    let (_, blocked_ms) = notification.payload().split_once(' ').unwrap();
-    assert!(blocked_ms.parse::<u64>().unwrap() > 0, "{notification:?}");
+    let called = timeout(SOON, called(&mut heard)).await;
+    let called = called.expect("the listener received no notification");
+    let (_, blocked_ms) = called.split_once(' ').unwrap();
+    assert!(blocked_ms.parse::<u64>().unwrap() > 0, "{called}");
     one.release(&sku(), &lease.id).await.unwrap();
     granted(last).await;
 }

@@ -34,13 +34,7 @@ impl Backend for Unheard {
         Ok(Reply::Held { left: LONG })
     }
 
-    async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-        Ok(None)
-    }
-
-    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
-        Ok(Page::new(vec![], None))
-    }
+    shows_no_lease!();
 
     async fn listen(&self, _: &Turns) -> Result<(), LeaseError> {
         self.attempts_to_listen.fetch_add(1, Relaxed);
@@ -84,13 +78,7 @@ impl Backend for Failing {
         }
     }
 
-    async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-        Ok(None)
-    }
-
-    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, LeaseError> {
-        Ok(Page::new(vec![], None))
-    }
+    shows_no_lease!();
 
     async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
         turns.ready(1);
