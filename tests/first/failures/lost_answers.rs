@@ -60,10 +60,8 @@ async fn lost_answer_is_an_unknown_outcome() {
     let db = Postgres::fresh(2).await;
     let (proxy, cut) = cutting_proxy(&db).await;
     let fence = fence_behind(&proxy, &db).await;
-    let app = Router::new()
-        .route("/{sku}", post(write))
-        .route_layer(FenceLayer::new(fence, PathParam("sku")));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(fence, PathParam("sku"));
+    let server = Server::at("/{sku}", post(write).route_layer(layer)).await;
     assert_eq!(server.write("/a", 1).await.status, 200);
 
     cut.store(BEFORE_THE_ANSWER, Relaxed);

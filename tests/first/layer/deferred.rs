@@ -14,12 +14,13 @@ use axum::{
 use sqlx::{AssertSqlSafe, Postgres};
 use tokio::sync::{Notify, mpsc};
 use tower_fence::{
-    CommitError, Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
-    Token, TokenUse, fence::WriteError, layer::DatabaseError,
+    CommitError, Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite,
+    fence::WriteError, layer::DatabaseError,
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
+    fence::{resource, token, use_up},
     http::Server,
 };
 
@@ -63,18 +64,16 @@ async fn handler<DB: TestDatabase>(
             return Ok("all is well".into_response());
         }
         "invalid" | "invalid-swallowed" => {
-            let written =
-                pending.write::<()>("INSERT INTO nowhere SELECT 1 FROM fence RETURNING 1");
-            let written = written.await;
+            let nowhere = "INSERT INTO nowhere SELECT 1 FROM fence RETURNING 1";
+            let written = pending.write::<()>(nowhere).await;
             if what == "invalid-swallowed" {
                 return Ok("all is well".into_response());
             }
             written
         }
         "independent" => {
-            pending
-                .write::<()>("INSERT INTO ledger VALUES (5) RETURNING entry")
-                .await
+            let independent = "INSERT INTO ledger VALUES (5) RETURNING entry";
+            pending.write::<()>(independent).await
         }
         "defer" => {
             let orphan = "INSERT INTO child SELECT 99 FROM fence RETURNING parent";
@@ -85,11 +84,8 @@ async fn handler<DB: TestDatabase>(
             return Ok(StatusCode::CONFLICT.into_response());
         }
         "twice" => {
-            pending
-                .clone()
-                .write::<()>(AssertSqlSafe(insert.0.clone()))
-                .await
-                .unwrap();
+            let first = AssertSqlSafe(insert.0.clone());
+            pending.clone().write::<()>(first).await.unwrap();
             pending.write::<()>(insert).await
         }
         "begin-twice" => {
@@ -141,8 +137,7 @@ pub async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
 }
 
 pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
-    let resource = Resource::new("r").unwrap();
-    db.fence().inspect(&resource).await.unwrap()
+    db.fence().inspect(&resource("r")).await.unwrap()
 }
 
 async fn one_statement_writes_once_and_a_stale_one_is_refused<DB: TestDatabase>() {
@@ -150,11 +145,7 @@ async fn one_statement_writes_once_and_a_stale_one_is_refused<DB: TestDatabase>(
     let server = start(&db).await;
     for token in [2, 3, 7] {
         let answer = server.write("/r/insert", token).await;
-        assert_eq!(
-            (answer.status, answer.text.as_str()),
-            (200, "1"),
-            "{answer:?}"
-        );
+        assert_eq!((answer.status, answer.text.as_str()), (200, "1"));
         assert_eq!(max_token(&db).await, Some(token));
     }
     // The refusals come from the cache, and from the database.
@@ -233,9 +224,8 @@ async fn failed_statement_refuses_older_tokens<DB: TestDatabase>() {
 async fn statement_independent_of_the_fence_never_writes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    server
-        .refuses("/r/independent", 5, 500, "misconfigured")
-        .await;
+    let answer = server.write("/r/independent", 5).await;
+    answer.is_problem(500, "misconfigured");
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
 }
 
@@ -243,11 +233,10 @@ async fn failed_commit_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     for _ in 0..2 {
-        server
-            .refuses("/r/defer", 5, 500, "transaction-aborted")
-            .await;
+        let answer = server.write("/r/defer", 5).await;
+        answer.is_problem(500, "transaction-aborted");
         assert_eq!(max_token(&db).await, Some(4));
-        assert_eq!(db.number("SELECT count(*) FROM child").await, 0);
+        assert_eq!(db.count("child").await, 0);
     }
 }
 
@@ -261,9 +250,8 @@ async fn committed_write_stays_whatever_the_handler_answers<DB: TestDatabase>() 
 async fn second_use_of_a_pending_write_is_refused<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    server
-        .refuses("/r/twice", 5, 500, "transaction-escaped")
-        .await;
+    let answer = server.write("/r/twice", 5).await;
+    answer.is_problem(500, "transaction-escaped");
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
     // A repeated call of the handler does not continue the transaction of the first call.
     assert_eq!(server.write("/r/begin-twice", 6).await.status, 409);
@@ -322,21 +310,15 @@ async fn a_task_that_outlives_its_client_commits_nothing() {
             }
         })
     };
-    let app = Router::new()
-        .route("/{r}", post(handler))
-        .route_layer(layer)
-        .layer(outermost);
-    let server = Server::start(app).await;
+    let write = post(handler).route_layer(layer).layer(outermost);
+    let server = Server::at("/{r}", write).await;
     let request = server.post("/r").header("Fencing-Token", "2").send();
     let request = tokio::spawn(request);
     spawned.notified().await;
     request.abort();
     gone.notified().await;
     // The transaction of the task ends, so that a successor does not wait for it.
-    let (resource, next) = (Resource::new("r").unwrap(), Token::new(3).unwrap());
-    let elsewhere = db.fence();
-    let successor = elsewhere.begin(&resource, next, TokenUse::SingleUse);
-    drop(successor.await.unwrap());
+    use_up(&db.fence(), &resource("r"), token(3)).await.unwrap();
     go_on.notify_one();
     let outcome = outcome.recv().await.unwrap();
     assert_matches!(outcome, Err(CommitError::Escaped));

@@ -2,13 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Extension, Router,
-    extract::Path,
-    http::StatusCode,
-    response::{IntoResponse, Response},
-    routing::post,
-};
+use axum::{Extension, Router, extract::Path, http::StatusCode, routing::post};
 use sqlx::{Executor, Postgres};
 use tokio::{
     join,
@@ -16,14 +10,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_fence::{
-    Fence, FenceLayer, PathParam, PgFencedTx, PgPendingWrite, Resource, Token, TokenUse,
-    fence::CommitError,
+    Fence, FenceLayer, PathParam, PgFencedTx, PgPendingWrite, fence::CommitError, layer::Refusal,
 };
 
 use crate::support::{
     PATIENCE,
     database::{TestDatabase, WAITING_FOR_LOCK, pool_of},
-    eventually,
+    fence::{begin, sku},
     http::Server,
 };
 
@@ -38,7 +31,7 @@ async fn handler(
     pending: PgPendingWrite,
     Path((_, what)): Path<(String, String)>,
     Extension(signals): Extension<Signals>,
-) -> Response {
+) -> Result<StatusCode, Refusal> {
     let Signals { go_on, done } = signals;
     match what.as_str() {
         // Begins in a task, and answers while the task waits.
@@ -52,34 +45,26 @@ async fn handler(
                 done.notify_one();
             });
             go_on.notified().await;
-            "begun".into_response()
+            Ok(StatusCode::OK)
         }
         // Begins, and passes the transaction to a task.
         "keep-in-a-task" => {
-            let tx = match pending.begin().await {
-                Ok(tx) => tx,
-                Err(rejection) => return rejection.into_response(),
-            };
+            let tx = pending.begin().await?;
             tokio::spawn(async move {
                 go_on.notified().await;
                 let refused = write(tx).await;
                 assert!(refused.is_err(), "{refused:?}");
                 done.notify_one();
             });
-            "kept".into_response()
+            Ok(StatusCode::OK)
         }
-        "begin-and-wait" => match pending.begin().await {
-            Ok(_tx) => {
-                done.notify_one();
-                go_on.notified().await;
-                StatusCode::CONFLICT.into_response()
-            }
-            Err(rejection) => rejection.into_response(),
-        },
-        _ => match pending.begin().await {
-            Ok(_tx) => "written".into_response(),
-            Err(rejection) => rejection.into_response(),
-        },
+        "begin-and-wait" => {
+            let _tx = pending.begin().await?;
+            done.notify_one();
+            go_on.notified().await;
+            Ok(StatusCode::CONFLICT)
+        }
+        _ => pending.begin().await.map(|_tx| StatusCode::OK),
     }
 }
 
@@ -98,25 +83,17 @@ async fn start(fence: Fence<Postgres>, signals: &Signals) -> Server {
 async fn begin_after_the_response_is_refused() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
-    let server = start(
-        db.fence_with(|fence| fence.lock_timeout(PATIENCE)),
-        &signals,
-    )
-    .await;
+    let fence = db.fence_with(|fence| fence.lock_timeout(PATIENCE));
+    let server = start(fence, &signals).await;
     // Another process has locked the row.
-    let (resource, token) = (Resource::new("r").unwrap(), Token::new(4).unwrap());
     let blocker = db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE));
-    let blocker = blocker.begin(&resource, token, TokenUse::SingleUse);
-    let blocker = blocker.await.unwrap();
+    let blocker = begin(&blocker, 4).await;
     let answer = async {
-        let answer = server.write("/r/begin-in-a-task", 5).await;
+        let answer = server.write("/sku-1/begin-in-a-task", 5).await;
         answer.is_problem(500, "misconfigured");
     };
     let answered_meanwhile = async {
-        eventually!(
-            "the task waits for the row",
-            db.number(WAITING_FOR_LOCK).await == 1
-        );
+        db.waits_for_lock().await;
         signals.go_on.notify_one();
     };
     join!(answer, answered_meanwhile);
@@ -124,9 +101,9 @@ async fn begin_after_the_response_is_refused() {
     let refused = timeout(PATIENCE, signals.done.notified());
     refused.await.expect("the task was not refused");
     assert_eq!(db.entries().await, 0);
-    assert_eq!(db.fence().inspect(&resource).await.unwrap(), None);
+    assert_eq!(db.fence().inspect(&sku()).await.unwrap(), None);
     // The refused task has left no lock.
-    assert_eq!(server.write("/r/begin", 5).await.status, 200);
+    assert_eq!(server.write("/sku-1/begin", 5).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,11 +111,8 @@ async fn transaction_kept_by_a_background_task_is_ended() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
     // If the layer did not end the transaction, it would last longer than the test.
-    let server = start(
-        db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE)),
-        &signals,
-    )
-    .await;
+    let fence = db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE));
+    let server = start(fence, &signals).await;
     let answer = server.write("/r/keep-in-a-task", 5).await;
     answer.is_problem(500, "transaction-escaped");
     let answer = server.write("/r/begin", 5).await;

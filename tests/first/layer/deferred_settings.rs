@@ -64,10 +64,7 @@ async fn several_resources_are_written_in_one_statement<DB: TestDatabase>() {
     }
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), [PathParam("a"), PathParam("b")]).deferred();
-    let app = Router::new()
-        .route("/{a}/{b}", post(write::<DB>))
-        .route_layer(layer);
-    let server = Server::start(app).await;
+    let server = Server::at("/{a}/{b}", post(write::<DB>).route_layer(layer)).await;
     let tokens = r#"5;resource="r", 3;resource="s""#;
     assert_eq!(server.write("/r/s", tokens).await.status, 200);
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
@@ -87,10 +84,8 @@ async fn reusable_tokens_write_again<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     db.execute("INSERT INTO stock VALUES ('r', 0)").await;
     let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
-    let app = Router::new()
-        .route("/{r}", post(write::<DB>))
-        .route_layer(layer.reusable());
-    let server = Server::start(app).await;
+    let layer = layer.reusable();
+    let server = Server::at("/{r}", post(write::<DB>).route_layer(layer)).await;
     for written in 1..=3 {
         assert_eq!(server.write("/r", 5).await.status, 200);
         assert_eq!(max_token(&db).await, Some(4));

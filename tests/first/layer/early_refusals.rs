@@ -43,17 +43,12 @@ async fn start(wait: Duration) -> (Server, crate::support::database::Fresh<Sqlit
     let key = TokenKey::new(KeyId::new("a").unwrap(), [7; 32]).unwrap();
     let keys = TokenKeys::new([key]).unwrap();
     let write = || post(|| async {}).get(|| async {});
+    let signed = layer.clone().verify_with(keys);
+    let keyed = layer.clone().idempotent(Idempotency::required());
     let app = Router::new()
-        .route("/{r}", write())
-        .route_layer(layer.clone())
-        .route(
-            "/signed/{r}",
-            write().route_layer(layer.clone().verify_with(keys)),
-        )
-        .route(
-            "/keys/{r}",
-            write().route_layer(layer.idempotent(Idempotency::required())),
-        );
+        .route("/{r}", write().route_layer(layer))
+        .route("/signed/{r}", write().route_layer(signed))
+        .route("/keys/{r}", write().route_layer(keyed));
     (Server::start(app).await, db)
 }
 

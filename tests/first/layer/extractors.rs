@@ -3,8 +3,6 @@
 
 use axum::{
     Router,
-    http::StatusCode,
-    response::IntoResponse,
     routing::{any, get},
 };
 use sqlx::{Postgres, Sqlite};
@@ -36,11 +34,8 @@ async fn is_fenced<DB: TestDatabase>(tx: Option<FencedTx<DB>>) -> String {
 async fn twice<DB: TestDatabase>(
     first: Option<FencedTx<DB>>,
     second: Option<FencedTx<DB>>,
-) -> impl IntoResponse {
-    (
-        StatusCode::OK,
-        format!("{}", first.is_some() && second.is_none()),
-    )
+) -> String {
+    (first.is_some() && second.is_none()).to_string()
 }
 
 async fn optional_extractor_has_a_transaction_only_with_a_token<DB: TestDatabase>() {
@@ -117,20 +112,16 @@ macro_rules! values_are_columns {
                 "not 1000000000000000",
             ),
         ] {
-            let read = sqlx::query_scalar::<_, Token>(column)
-                .fetch_one(&db.pool)
-                .await;
-            let refused = read.unwrap_err().to_string();
+            let read = sqlx::query_scalar::<_, Token>(column).fetch_one(&db.pool);
+            let refused = read.await.unwrap_err().to_string();
             assert_contains!(refused, error);
         }
         for (column, error) in [
             ("SELECT CAST('' AS TEXT)", "cannot be empty"),
             ("SELECT CAST('a\nb' AS TEXT)", "control character"),
         ] {
-            let read = sqlx::query_scalar::<_, Resource>(column)
-                .fetch_one(&db.pool)
-                .await;
-            let refused = read.unwrap_err().to_string();
+            let read = sqlx::query_scalar::<_, Resource>(column).fetch_one(&db.pool);
+            let refused = read.await.unwrap_err().to_string();
             assert_contains!(refused, error);
         }
         // A column of another type is not a token.

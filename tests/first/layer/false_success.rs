@@ -22,9 +22,8 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
     let plan = Plan::default();
     let server = Server::start(app(fence, plan.clone())).await;
-    server
-        .refuses("/a/spawn", 5, 500, "transaction-escaped")
-        .await;
+    let answer = server.write("/a/spawn", 5).await;
+    answer.is_problem(500, "transaction-escaped");
     // The task continues only now, and its commit is refused.
     plan.done.notify_one();
     let refused = timeout(Duration::from_secs(10), plan.done.notified());
@@ -45,9 +44,8 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
 async fn transaction_in_the_response_body_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;
-    server
-        .refuses("/a/stream", 5, 500, "transaction-escaped")
-        .await;
+    let answer = server.write("/a/stream", 5).await;
+    answer.is_problem(500, "transaction-escaped");
     nothing_but_the_fence_has_moved(&db, &server).await;
 }
 

@@ -19,12 +19,12 @@ use tokio::{
     sync::Semaphore,
     time::{sleep, timeout},
 };
-use tower_fence::{AdmitError, FenceLayer, FencedTx, PathParam, Resource, TokenUse};
+use tower_fence::{AdmitError, FenceLayer, FencedTx, PathParam};
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     eventually,
-    fence::token,
+    fence::{resource, token, use_up},
     http::{Answer, Server},
 };
 
@@ -83,11 +83,9 @@ async fn setup<DB: TestDatabase>(
         writers: Semaphore::new(writers),
     });
     let layer = FenceLayer::new(db.fence(), PathParam("sku")).reusable();
-    let app = Router::new()
-        .route("/{sku}", get(read::<DB>).post(write::<DB>))
-        .route_layer(layer)
-        .with_state(plan.clone());
-    (Server::start(app).await, plan)
+    let both = get(read::<DB>).post(write::<DB>).route_layer(layer);
+    let server = Server::at("/{sku}", both.with_state(plan.clone())).await;
+    (server, plan)
 }
 
 fn fenced(server: &Server, token: i64) -> tokio::task::JoinHandle<Answer> {
@@ -139,21 +137,15 @@ async fn older_write_is_refused_after_a_read_that_finds_nothing<DB: TestDatabase
     }
     let db = DB::fresh(4).await;
     let (_, plan) = setup(&db, 0, 0).await;
-    let app = Router::new()
-        .route("/{sku}", get(find::<DB>))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")))
-        .with_state(plan.clone());
-    let server = Server::start(app).await;
-    let resource = Resource::new("a").unwrap();
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let find = get(find::<DB>).route_layer(layer).with_state(plan.clone());
+    let server = Server::at("/{sku}", find).await;
+    let resource = resource("a");
     let elsewhere = db.fence();
     elsewhere.raise(&resource, token(2)).await.unwrap();
     let reading = fenced(&server, 5);
     eventually!("the handler has read", plan.reads.load(Relaxed) == 1);
-    let writing = tokio::spawn(async move {
-        let write = elsewhere.begin(&resource, token(3), TokenUse::SingleUse);
-        write.await?.commit().await.unwrap();
-        Ok(())
-    });
+    let writing = tokio::spawn(async move { use_up(&elsewhere, &resource, token(3)).await });
     sleep(Duration::from_millis(100)).await;
     assert!(!writing.is_finished());
     plan.readers.add_permits(1);
@@ -170,17 +162,15 @@ async fn read_is_answered_only_if_its_transaction_commits<DB: TestDatabase>() {
         found.map_or(StatusCode::NOT_FOUND, |_| StatusCode::OK)
     }
     let db = DB::fresh(2).await;
-    let app = Router::new()
-        .route("/{sku}", get(find::<DB>))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let server = Server::at("/{sku}", get(find::<DB>).route_layer(layer)).await;
     let answer = fenced(&server, 5).await.unwrap();
     if DB::ABORTS_ON_ERROR {
         answer.is_problem(500, "transaction-aborted");
     } else {
         assert_eq!(answer.status, 404);
     }
-    let state = db.fence().inspect(&Resource::new("a").unwrap()).await;
+    let state = db.fence().inspect(&resource("a")).await;
     assert_eq!(state.unwrap(), Some(4));
 }
 
@@ -206,10 +196,8 @@ async fn a_handler_may_read_in_the_transaction<DB: TestDatabase>() {
     }
     let db = DB::fresh(1).await;
     db.execute("INSERT INTO stock VALUES ('a', 7)").await;
-    let app = Router::new()
-        .route("/{sku}", get(in_transaction::<DB>))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let server = Server::at("/{sku}", get(in_transaction::<DB>).route_layer(layer)).await;
     let reads: Vec<_> = (0..10).map(|_| fenced(&server, 5)).collect();
     for read in reads {
         let read = timeout(Duration::from_secs(10), read).await;
@@ -241,10 +229,8 @@ async fn query_method_passes_its_body() {
 async fn cache_cannot_answer_a_fenced_read() {
     let db = Postgres::fresh(2).await;
     let cacheable = || async { ([("cache-control", "max-age=60"), ("vary", "accept")], "7") };
-    let app = Router::new()
-        .route("/{sku}", get(cacheable))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let server = Server::at("/{sku}", get(cacheable).route_layer(layer)).await;
     let header = |answer: &Answer, name: &str| {
         let values = answer.headers.get_all(name).iter();
         values
@@ -265,7 +251,7 @@ async fn read_with_a_used_token_reports_the_use<DB: TestDatabase>() {
     let start = async || {
         let layer = FenceLayer::new(db.fence(), PathParam("sku"));
         let route = get(async || "read").post(async || "written");
-        Server::start(Router::new().route("/{sku}", route).route_layer(layer)).await
+        Server::at("/{sku}", route.route_layer(layer)).await
     };
     assert_eq!(start().await.write("/a", 5).await.text, "written");
     // The first read queries the database, and the second one finds the refusal in the cache.

@@ -13,11 +13,12 @@ use axum::{
 use futures_util::StreamExt;
 use tokio::sync::Notify;
 use tower_fence::{
-    Admitted, CommitError, Fence, FenceLayer, FencedTx, PathParam, Resource, layer::DatabaseError,
+    Admitted, CommitError, Fence, FenceLayer, FencedTx, PathParam, layer::DatabaseError,
 };
 
 use crate::support::{
     database::{Fresh, Nested, TestDatabase},
+    fence::resource,
     http::Server,
 };
 
@@ -133,10 +134,7 @@ pub async fn status(Path((_, status)): Path<(String, u16)>) -> StatusCode {
 }
 
 pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
-    db.fence()
-        .inspect(&Resource::new("a").unwrap())
-        .await
-        .unwrap()
+    db.fence().inspect(&resource("a")).await.unwrap()
 }
 
 /// Checks the state after each failure with token 5: nothing is written, token 4 is stale, and a

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, routing::post};
+use axum::routing::post;
 use sqlx::Postgres;
 use tokio::time::timeout;
 use tower_fence::{FenceLayer, FencedTx, Idempotency, PathParam};
@@ -145,10 +145,8 @@ async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {
         tokio::spawn(Answer::to(keyed(server, "/a/add", 6, &key)))
     });
     tokio::time::sleep(3 * short).await;
-    assert!(
-        new.iter().all(|new| !new.is_finished()),
-        "the requests with another key must wait"
-    );
+    let all_wait = new.iter().all(|new| !new.is_finished());
+    assert!(all_wait, "the requests with another key must wait");
     plan.gate.add_permits(3);
     is_call(&first.await.unwrap(), 1, false);
     let mut statuses = vec![];
@@ -165,18 +163,11 @@ async fn each_wrong_key_has_its_answer<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let plan = Plan::new(0, 1_000);
     let server = start_with(db.fence(), Idempotency::required(), &plan).await;
-    server
-        .refuses("/a/add", 5, 400, "idempotency-key-required")
-        .await;
+    let answer = server.write("/a/add", 5).await;
+    answer.is_problem(400, "idempotency-key-required");
     let write = || server.post("/a/add").header("Fencing-Token", "5");
-    for wrong in [
-        "",
-        "k",
-        "1",
-        "\"\"",
-        "\"k",
-        &format!("\"{}\"", "k".repeat(256)),
-    ] {
+    let too_long = format!("\"{}\"", "k".repeat(256));
+    for wrong in ["", "k", "1", "\"\"", "\"k", &too_long] {
         let answer = Answer::to(write().header("Idempotency-Key", wrong)).await;
         answer.is_problem(400, "malformed-idempotency-key");
     }
@@ -212,10 +203,7 @@ async fn unfinished_copy_aborts_the_transaction_of_a_key() {
         drop(tx.copy_in_raw("COPY ledger FROM STDIN").await.unwrap());
     };
     let layer = FenceLayer::new(db.fence(), PathParam("r")).idempotent(Idempotency::optional());
-    let app = Router::new()
-        .route("/{r}", post(handler))
-        .route_layer(layer);
-    let server = Server::start(app).await;
+    let server = Server::at("/{r}", post(handler).route_layer(layer)).await;
     let refused = write(&server, "/r", 5, "k").await;
     refused.is_problem(500, "transaction-aborted");
 }

@@ -36,11 +36,8 @@ async fn a_key_belongs_to_one_request<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let request = |path: &str| keyed(&server, path, 5, "k");
-    is_call(
-        &Answer::to(request("/a/add?x=1").body("body")).await,
-        1,
-        false,
-    );
+    let first = Answer::to(request("/a/add?x=1").body("body")).await;
+    is_call(&first, 1, false);
     let put = server.client.put(server.url("/a/add?x=1"));
     let put = put
         .header("Fencing-Token", "5")
@@ -56,11 +53,8 @@ async fn a_key_belongs_to_one_request<DB: TestDatabase>() {
         let answer = Answer::to(other).await;
         answer.is_problem(422, "idempotency-mismatch");
     }
-    is_call(
-        &Answer::to(request("/a/add?x=1").body("body")).await,
-        1,
-        true,
-    );
+    let again = Answer::to(request("/a/add?x=1").body("body")).await;
+    is_call(&again, 1, true);
     assert_eq!(db.entries().await, 1);
 }
 
@@ -86,12 +80,10 @@ async fn a_key_belongs_to_its_resource_or_to_its_scope<DB: TestDatabase>() {
     db.execute("DELETE FROM ledger").await;
     is_call(&write("/a/add", "acme").await, 1, false);
     is_call(&write("/a/add", "acme").await, 1, true);
-    write("/b/add", "acme")
-        .await
-        .is_problem(422, "idempotency-mismatch");
-    write("/a/add", "other")
-        .await
-        .is_problem(412, "stale-token");
+    let other = write("/b/add", "acme").await;
+    other.is_problem(422, "idempotency-mismatch");
+    let stale = write("/a/add", "other").await;
+    stale.is_problem(412, "stale-token");
     let anonymous = Answer::to(keyed(&server, "/a/add", 9, "t")).await;
     anonymous.is_problem(422, "invalid-request");
 }

@@ -12,14 +12,14 @@ use tower_fence::{
     fence::WriteError,
     issuer,
     layer::DatabaseError,
-    lease::{MemoryLeases, PostgresLeases, RedisLeases},
+    lease::{MemoryLeases, PostgresLeases},
 };
 
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     http::{Answer, Server},
     log::Log,
-    redis::{fresh_prefix, shared_url},
+    redis::{connect_shared, fresh_prefix},
 };
 
 /// All rights that the fence needs.
@@ -30,17 +30,14 @@ const RIGHTS: &str = "GRANT USAGE ON SCHEMA tower_fence TO {role};
 /// Starts the layer, and issuers over three stores whose epochs come from the fence.
 async fn start(pool: PgPool) -> Server {
     let fence = Fence::new(pool);
-    let redis = RedisLeases::builder(fence.clone()).key_prefix(fresh_prefix());
-    let redis = redis.connect(&shared_url()).await.unwrap();
+    let redis = connect_shared(fence.clone(), &fresh_prefix()).await;
+    let postgres = PostgresLeases::new(fence.clone());
     let app = Router::new()
         .route("/write/{r}", post(|| async {}).get(|| async { "read" }))
         .route_layer(FenceLayer::new(fence.clone(), PathParam("r")))
         .route("/", get(|| async {}))
-        .nest(
-            "/postgres",
-            issuer::router(PostgresLeases::new(fence.clone())),
-        )
-        .nest("/memory", issuer::router(MemoryLeases::new(fence.clone())))
+        .nest("/postgres", issuer::router(postgres))
+        .nest("/memory", issuer::router(MemoryLeases::new(fence)))
         .nest("/redis", issuer::router(redis));
     Server::start(app).await
 }
@@ -147,10 +144,10 @@ async fn a_statement_with_too_few_arguments_is_500<DB: TestDatabase>() {
         Ok(())
     };
     let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
-    let app = Router::new()
-        .route("/{r}", post(handler))
-        .route_layer(layer);
-    let answer = Server::start(app).await.write("/r", 5).await;
+    let answer = Server::at("/{r}", post(handler).route_layer(layer))
+        .await
+        .write("/r", 5)
+        .await;
     answer.is_problem(500, "transaction-aborted");
     assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
 }
@@ -166,10 +163,10 @@ async fn rows_of_another_type_do_not_deny_the_write() {
     }
     let db = Postgres::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
-    let app = Router::new()
-        .route("/{r}", post(handler))
-        .route_layer(layer);
-    let answer = Server::start(app).await.write("/r", 5).await;
+    let answer = Server::at("/{r}", post(handler).route_layer(layer))
+        .await
+        .write("/r", 5)
+        .await;
     answer.is_problem(500, "rows-unreadable");
     assert_eq!(db.entries().await, 1);
 }
@@ -183,10 +180,8 @@ async fn wrong_arguments_of_a_handler_keep_its_connection() {
         Ok(())
     }
     let db = Postgres::fresh(1).await;
-    let app = Router::new()
-        .route("/{r}", post(handler))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("r")));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("r"));
+    let server = Server::at("/{r}", post(handler).route_layer(layer)).await;
     let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;
     let before = backend().await;
     server.refuses("/r", 5, 500, "transaction-aborted").await;

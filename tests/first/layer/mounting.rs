@@ -37,13 +37,11 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
     let server = Server::start(app.clone()).await;
     assert_eq!(server.write("/a/plain", 1).await.text, "plain");
     server.refuses("/a/plain", 1, 412, "stale-token").await;
-    server
-        .refuses("/no/such/route", 1, 404, "unknown-route")
-        .await;
-    Answer::to(server.post("/no/such/route"))
-        .await
-        .is_problem(404, "unknown-route");
-    assert_eq!(Answer::to(server.get("/no/such/route")).await.status, 404);
+    let nowhere = "/no/such/route";
+    server.refuses(nowhere, 1, 404, "unknown-route").await;
+    let without_token = Answer::to(server.post(nowhere)).await;
+    without_token.is_problem(404, "unknown-route");
+    assert_eq!(Answer::to(server.get(nowhere)).await.status, 404);
     // A route without the parameter is a configuration error.
     server.refuses("/fixed", 1, 500, "misconfigured").await;
     assert_eq!(Answer::to(server.get("/fixed")).await.text, "fixed");
@@ -67,12 +65,8 @@ async fn handler_without_a_layer_logs_what_is_missing<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let problem = server.refuses("/unfenced", 1, 500, "misconfigured").await;
-    assert!(
-        problem["detail"]
-            .as_str()
-            .unwrap()
-            .contains("route_layer(FenceLayer::new(")
-    );
+    let detail = problem["detail"].as_str().unwrap();
+    assert_contains!(detail, "route_layer(FenceLayer::new(");
     // A read without a token has no transaction.
     let read = Answer::to(server.get("/a/add")).await;
     read.is_problem(500, "misconfigured");
@@ -98,11 +92,8 @@ async fn the_typed_error_reaches_an_outer_layer<DB: TestDatabase>() {
 async fn two_layers_are_a_configuration_error<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"));
-    let app = Router::new()
-        .route("/{sku}/plain", post(|| async {}))
-        .route_layer(layer.clone())
-        .route_layer(layer);
-    let server = Server::start(app).await;
+    let write = post(|| async {}).route_layer(layer.clone());
+    let server = Server::at("/{sku}/plain", write.route_layer(layer)).await;
     server.refuses("/a/plain", 5, 500, "misconfigured").await;
     assert_eq!(max_token(&db).await, Some(4));
 }
@@ -124,10 +115,8 @@ async fn unavailable_resource_lookup_is_answered_503_in_time() {
     }
     let db = Sqlite::fresh(2).await;
     let fence = db.fence_with(|fence| fence.answer_timeout(Duration::from_secs(1)));
-    let app = Router::new()
-        .route("/{r}", post(|| async {}))
-        .route_layer(FenceLayer::new(fence, AskedFor));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(fence, AskedFor);
+    let server = Server::at("/{r}", post(|| async {}).route_layer(layer)).await;
     assert_eq!(server.write("/there", 5).await.status, 200);
     for path in ["/away", "/silent"] {
         let answer = server.write(path, 5).await;

@@ -85,10 +85,8 @@ async fn swallow(pending: PgPendingWrite) -> &'static str {
 /// Returns a route for each mode of this layer.
 fn modes(layer: FenceLayer<Postgres, PathParam>) -> Router {
     let keys = Idempotency::optional();
-    let (reusable, keyed) = (
-        layer.clone().reusable(),
-        layer.clone().idempotent(keys.clone()),
-    );
+    let reusable = layer.clone().reusable();
+    let keyed = layer.clone().idempotent(keys.clone());
     let deferred = layer.clone().deferred();
     let deferred_keys = deferred.clone().idempotent(keys);
     Router::new()
@@ -207,25 +205,13 @@ async fn the_hold_limit_bounds_hook_and_handler_together() {
     const PART: Duration = Duration::from_millis(800);
     let db = Postgres::fresh(2).await;
     let start = async |hold: Duration| {
-        let layer = FenceLayer::new(
-            db.fence_with(|fence| fence.hold_timeout(hold)),
-            PathParam("r"),
-        );
-        let hooked = layer.on_begin(|_, _| {
-            Box::pin(async {
-                sleep(PART).await;
-                Ok(())
-            })
-        });
-        let app = Router::new()
-            .route("/{r}", post(|| sleep(PART)))
-            .route_layer(hooked);
-        Server::start(app).await
+        let fence = db.fence_with(|fence| fence.hold_timeout(hold));
+        let layer = FenceLayer::new(fence, PathParam("r"));
+        let hooked = layer.on_begin(|_, _| Box::pin(async { Ok(sleep(PART).await) }));
+        Server::at("/{r}", post(|| sleep(PART)).route_layer(hooked)).await
     };
-    let (strict, ample) = (
-        start(Duration::from_secs(1)).await,
-        start(Duration::from_secs(60)).await,
-    );
+    let strict = start(Duration::from_secs(1)).await;
+    let ample = start(Duration::from_secs(60)).await;
     strict.refuses("/r", 5, 503, "handler-timeout").await;
     assert_eq!(ample.write("/r", 6).await.status, 200);
 }
@@ -245,8 +231,7 @@ async fn request_is_refused_if_its_hook_ends_the_transaction() {
         let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
         insert.execute(&mut *tx).await.unwrap();
     };
-    let app = Router::new().route("/{r}", post(insert)).route_layer(layer);
-    let server = Server::start(app).await;
+    let server = Server::at("/{r}", post(insert).route_layer(layer)).await;
     server.refuses("/a", 7, 500, "transaction-aborted").await;
     assert_eq!(db.entries().await, 0);
 }

@@ -41,9 +41,8 @@ async fn swallow(writes: Extension<Writes>, tx: PgFencedTx) -> StatusCode {
 
 async fn begin(writes: Extension<Writes>, pending: PgPendingWrite) -> Result<StatusCode, Response> {
     let tx = pending.begin().await.map_err(Refusal::into_response)?;
-    write(writes, tx)
-        .await
-        .map_err(DatabaseError::into_response)
+    let written = write(writes, tx).await;
+    written.map_err(DatabaseError::into_response)
 }
 
 async fn at_once(
@@ -85,28 +84,18 @@ async fn start(db: &Fresh<Postgres>, writes: Writes) -> Server {
         })
     });
     let both = FenceLayer::new(db.fence(), [PathParam("r"), PathParam("s")]);
-    let keys = Idempotency::optional();
+    let (reusable, deferred) = (layer.clone().reusable(), layer.clone().deferred());
+    let keys = |layer: FenceLayer<_, _>| layer.idempotent(Idempotency::optional());
+    let (keyed, deferred_keyed) = (keys(layer.clone()), keys(deferred.clone()));
     let app = Router::new()
         .route("/{r}/eager", post(write).route_layer(layer.clone()))
-        .route(
-            "/{r}/reusable",
-            post(write).route_layer(layer.clone().reusable()),
-        )
-        .route(
-            "/{r}/keys",
-            post(write).route_layer(layer.clone().idempotent(keys.clone())),
-        )
-        .route(
-            "/{r}/begin",
-            post(begin).route_layer(layer.clone().deferred()),
-        )
-        .route(
-            "/{r}/at-once",
-            post(at_once).route_layer(layer.clone().deferred()),
-        )
+        .route("/{r}/reusable", post(write).route_layer(reusable))
+        .route("/{r}/keys", post(write).route_layer(keyed))
+        .route("/{r}/begin", post(begin).route_layer(deferred.clone()))
+        .route("/{r}/at-once", post(at_once).route_layer(deferred))
         .route(
             "/{r}/at-once-keys",
-            post(at_once).route_layer(layer.clone().deferred().idempotent(keys)),
+            post(at_once).route_layer(deferred_keyed),
         )
         .route("/{r}/{s}/several", post(write).route_layer(both))
         .route("/{r}/later", post(later).route_layer(layer.clone()))
@@ -147,20 +136,13 @@ const ROUTES: [&str; 10] = [
 ];
 
 async fn ask(server: &Server, route: &str, token: i64) -> Answer {
-    let request = server
-        .post(&format!("/mine/{route}"))
-        .header(
-            "Fencing-Token",
-            format!(
-                "{token};resource=\"mine\"{}",
-                match route {
-                    "and/several" => format!(", {token};resource=\"and\""),
-                    _ => String::new(),
-                }
-            ),
-        )
-        .header("Idempotency-Key", format!("\"{token}\""));
-    Answer::to(request).await
+    let mut tokens = format!("{token};resource=\"mine\"");
+    if route == "and/several" {
+        tokens += &format!(", {token};resource=\"and\"");
+    }
+    let request = server.post(&format!("/mine/{route}"));
+    let request = request.header("Fencing-Token", tokens);
+    Answer::to(request.header("Idempotency-Key", format!("\"{token}\""))).await
 }
 
 #[tokio::test]
@@ -174,10 +156,8 @@ async fn admitted_write_succeeds_in_each_mode() {
         assert_eq!(answer.status, 204, "{route}: {answer:?}");
     }
     // One route writes twice, because its hook writes too.
-    assert_eq!(
-        db.number("SELECT n FROM stock WHERE sku = 'mine'").await,
-        2 * 11
-    );
+    let written = "SELECT n FROM stock WHERE sku = 'mine'";
+    assert_eq!(db.number(written).await, 2 * 11);
 }
 
 #[tokio::test]
@@ -190,18 +170,12 @@ async fn unadmitted_write_is_refused_and_named_only_in_the_log() {
         log.take();
         let answer = ask(&server, route, token).await;
         answer.is_problem(500, "unfenced-write");
-        assert!(
-            !answer.text.contains("stock") && !answer.text.contains("others"),
-            "{answer:?}"
-        );
+        let is_named = ["stock", "others"].map(|name| answer.text.contains(name));
+        assert_eq!(is_named, [false; 2], "{answer:?}");
         let lines = log.take();
         let names_it = "public.stock is written without an admission of others";
-        assert!(
-            lines
-                .lines()
-                .any(|line| line.contains("ERROR") && line.contains(names_it)),
-            "{route}: {lines}"
-        );
+        let is_error = |line: &str| line.contains("ERROR") && line.contains(names_it);
+        assert!(lines.lines().any(is_error), "{route}: {lines}");
     }
     // At COMMIT, the first error is no longer known.
     let answer = ask(&server, "swallow", 100).await;

@@ -154,10 +154,7 @@ async fn rejected_request_does_not_raise_the_fence<DB: TestDatabase>() {
 async fn options_and_trace_pass_with_any_headers<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"));
-    let app = Router::new()
-        .route("/{sku}", any(|| async { "passed" }))
-        .route_layer(layer);
-    let server = Server::start(app).await;
+    let server = Server::at("/{sku}", any(|| async { "passed" }).layer(layer)).await;
     for method in [Method::OPTIONS, Method::TRACE] {
         let request = || server.client.request(method.clone(), server.url("/a"));
         let last = LAST.to_string();

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
+    fence::{resource, token},
     http::{Answer, Server},
 };
 
@@ -52,10 +53,7 @@ fn layer<DB: TestDatabase>(db: &Fresh<DB>) -> FenceLayer<DB, PathParam> {
 }
 
 async fn start<DB: TestDatabase>(layer: FenceLayer<DB, PathParam>) -> Server {
-    let app = Router::new()
-        .route("/{r}/{outcome}", post(handle::<DB>))
-        .route_layer(layer);
-    Server::start(app).await
+    Server::at("/{r}/{outcome}", post(handle::<DB>).route_layer(layer)).await
 }
 
 async fn an_error_with_status_200_is_rolled_back<DB: TestDatabase>() {
@@ -105,10 +103,8 @@ async fn committed_statement_stays_whatever_the_response_says<DB: TestDatabase>(
         (Extension(Rollback), "error")
     }
     let db = DB::fresh(2).await;
-    let app = Router::new()
-        .route("/{r}", post(handle::<DB>))
-        .route_layer(layer(&db).deferred());
-    let server = Server::start(app).await;
+    let layer = layer(&db).deferred();
+    let server = Server::at("/{r}", post(handle::<DB>).route_layer(layer)).await;
     assert_eq!(server.write("/a", 5).await.text, "error");
     assert_eq!(db.entries().await, 1);
     assert_eq!(max_token(&db).await, Some(5));
@@ -153,13 +149,7 @@ async fn refusals_have_the_format_of_the_application<DB: TestDatabase>() {
     assert_eq!(server.write("/a/conflict", 6).await.status, 409);
 
     // Another process causes this refusal, and the handler returns it.
-    db.fence()
-        .raise(
-            &tower_fence::Resource::new("b").unwrap(),
-            tower_fence::Token::new(9).unwrap(),
-        )
-        .await
-        .unwrap();
+    db.fence().raise(&resource("b"), token(9)).await.unwrap();
     let stale = refused(server.write("/deferred/b/begin", 8).await);
     assert_eq!(stale["message"], "token 8 for b was used already");
     assert_eq!(server.write("/deferred/b/begin", 9).await.status, 200);

@@ -45,10 +45,8 @@ async fn max_tokens<DB: TestDatabase>(db: &Fresh<DB>) -> [Option<i64>; 2] {
 /// Returns the admitted tokens in the order of the request, and writes one entry.
 async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, all: Admitted) -> String {
     assert_eq!(*tx.admitted(), all);
-    assert_eq!(
-        (all.resource(), all.token()),
-        (&all[0].resource, all[0].token)
-    );
+    let first = (&all[0].resource, all[0].token);
+    assert_eq!((all.resource(), all.token()), first);
     let entry = all.token();
     DB::run(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})")).await;
     let all = all
@@ -72,13 +70,9 @@ async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
         .route("/{from}/{to}/add", post(add::<DB>))
         .route("/{from}/{to}/fail", post(fail::<DB>))
         .route("/{from}/{to}/read", any(read))
-        .route_layer(FenceLayer::new(db.fence(), BOTH))
-        .merge(
-            Router::new()
-                .route("/listed", post(add::<DB>))
-                .route_layer(FenceLayer::new(db.fence(), listed)),
-        );
-    Server::start(app).await
+        .route_layer(FenceLayer::new(db.fence(), BOTH));
+    let listed = post(add::<DB>).route_layer(FenceLayer::new(db.fence(), listed));
+    Server::start(app.route("/listed", listed)).await
 }
 
 async fn all_tokens_are_admitted_and_each_of_them_is_used<DB: TestDatabase>() {
@@ -87,11 +81,9 @@ async fn all_tokens_are_admitted_and_each_of_them_is_used<DB: TestDatabase>() {
     let answer = server.write("/b/a/add", field(42, 7)).await;
     assert_eq!((answer.status, answer.text.as_str()), (200, "b=7 a=42"));
     assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
-    let answer = server.write(
-        "/listed?a,b,c",
-        r#"1;resource="c", 43;resource="a", 8;resource="b""#,
-    );
-    assert_eq!(answer.await.text, "a=43 b=8 c=1");
+    let three = r#"1;resource="c", 43;resource="a", 8;resource="b""#;
+    let answer = server.write("/listed?a,b,c", three).await;
+    assert_eq!(answer.text, "a=43 b=8 c=1");
     assert_eq!(db.entries().await, 2);
 }
 
@@ -184,16 +176,12 @@ async fn rows_are_locked_in_the_order_of_their_names() {
                 tokio::spawn(async move { fence.begin_all(&both, TokenUse::Reusable).await });
             db.waits_for_lock().await;
             let unlocked = format!(
-                "SELECT count(*) FROM (SELECT FROM tower_fence.resources \
-                 WHERE resource = '{}' FOR UPDATE SKIP LOCKED) AS r",
+                "(SELECT FROM tower_fence.resources WHERE resource = '{}' FOR UPDATE SKIP LOCKED) AS r",
                 names[free]
             );
             // A write that waits for `b` has locked `a`.
-            assert_eq!(
-                db.number(&unlocked).await,
-                i64::from(held == 0),
-                "{order:?}"
-            );
+            let unlocked = db.count(&unlocked).await == 1;
+            assert_eq!(unlocked, held == 0, "{order:?}");
             drop(holder);
             drop(second.await.unwrap().unwrap());
         }

@@ -72,32 +72,24 @@ async fn start<DB: TestDatabase>(db: &Fresh<DB>, keys: Option<&TokenKeys>) -> Se
         None => several,
     };
     let layer = one(FenceLayer::new(db.fence(), PathParam("a")));
+    let (in_handler, empty) = (layer.clone().deferred(), || post(|| async {}));
+    let keyed = layer.clone().idempotent(Idempotency::required());
     let app = Router::new()
         .route("/write/{a}", post(|_: FencedTx<DB>| async {}))
         .route("/failure/{a}", post(|| async { StatusCode::NOT_FOUND }))
         .route("/read/{a}", any(|| async {}))
         .route_layer(layer.clone())
-        .merge(
-            Router::new()
-                .route("/deferred/{a}", post(deferred::<DB>))
-                .route("/at-once/{a}", post(at_once::<DB>))
-                .route_layer(layer.clone().deferred()),
+        .route(
+            "/deferred/{a}",
+            post(deferred::<DB>).route_layer(in_handler.clone()),
         )
-        .merge(
-            Router::new()
-                .route("/reusable/{a}", post(|| async {}))
-                .route_layer(layer.clone().reusable()),
+        .route("/at-once/{a}", post(at_once::<DB>).route_layer(in_handler))
+        .route(
+            "/reusable/{a}",
+            empty().route_layer(layer.clone().reusable()),
         )
-        .merge(
-            Router::new()
-                .route("/keys/{a}", post(|| async {}))
-                .route_layer(layer.idempotent(Idempotency::required())),
-        )
-        .merge(
-            Router::new()
-                .route("/several/{a}/{b}", post(|| async {}))
-                .route_layer(several),
-        );
+        .route("/keys/{a}", empty().route_layer(keyed))
+        .route("/several/{a}/{b}", empty().route_layer(several));
     Server::start(app).await
 }
 
@@ -186,9 +178,8 @@ async fn verification_precedes_all_other_checks<DB: TestDatabase>() {
         .route("/", any(|| async {}))
         .route_layer(layer);
     let send = async |method: &str, field: &str, body: Body| {
-        let request = Request::builder()
-            .method(method)
-            .header("Fencing-Token", field);
+        let request = Request::builder().method(method);
+        let request = request.header("Fencing-Token", field);
         let request = request
             .header("Idempotency-Key", "\"k\"")
             .body(body)
@@ -257,10 +248,7 @@ async fn unsigned_tokens_are_accepted_until_they_are_disabled<DB: TestDatabase>(
     let issuer = keys("k1");
     let start = async |verification: Verification| {
         let layer = FenceLayer::new(db.fence(), PathParam("a")).verify_with(verification);
-        let route = Router::new()
-            .route("/{a}", post(|| async {}))
-            .route_layer(layer);
-        Server::start(route).await
+        Server::at("/{a}", post(|| async {}).route_layer(layer)).await
     };
     let moving = start(Verification::optional(issuer.clone())).await;
     let strict = start(issuer.clone().into()).await;
@@ -280,9 +268,7 @@ async fn unsigned_tokens_are_accepted_until_they_are_disabled<DB: TestDatabase>(
         }
     }
     assert_eq!(moving.write("/a", &genuine).await.status, 200);
-    assert_eq!(
-        strict.write("/a", signed(&issuer, "a", 4)).await.status,
-        200
-    );
+    let next = strict.write("/a", signed(&issuer, "a", 4)).await;
+    assert_eq!(next.status, 200);
     strict.refuses("/a", &genuine, 412, "stale-token").await;
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::Postgres;
 use tokio::time::Instant;
-use tower_fence::{FenceLayer, PathParam, PgFencedTx, Resource};
+use tower_fence::{FenceLayer, PathParam, PgFencedTx};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
+    fence::resource,
     http::Server,
     lease::LONG,
 };
@@ -53,7 +54,7 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     assert!(took < Duration::from_secs(3), "{took:?}");
     // After the answer, the transaction ends and the fence is raised.
     for n in 0..3 {
-        let resource = Resource::new(format!("r-{n}")).unwrap();
+        let resource = resource(&format!("r-{n}"));
         eventually!(
             "older tokens are stale",
             db.fence().inspect(&resource).await.ok() == Some(Some(4))
@@ -66,6 +67,10 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
 /// Starts a server whose handlers end their transactions or pass them on, and then wait for the
 /// timeout.
 async fn start_ended(db: &Fresh<Postgres>, lock_timeout: Duration) -> Server {
+    let fence = db.fence_with(|fence| {
+        let hold = Duration::from_millis(300);
+        fence.hold_timeout(hold).lock_timeout(lock_timeout)
+    });
     let commit = |mut tx: PgFencedTx| async move {
         let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
         insert.execute(&mut *tx).await.unwrap();
@@ -90,13 +95,7 @@ async fn start_ended(db: &Fresh<Postgres>, lock_timeout: Duration) -> Server {
         .route("/{r}/fail", post(fail))
         .route("/{r}/spawn", post(spawn))
         .route("/{r}/plain", post(|| async {}))
-        .route_layer(FenceLayer::new(
-            db.fence_with(|fence| {
-                let hold = Duration::from_millis(300);
-                fence.hold_timeout(hold).lock_timeout(lock_timeout)
-            }),
-            PathParam("r"),
-        ));
+        .route_layer(FenceLayer::new(fence, PathParam("r")));
     Server::start(app).await
 }
 
@@ -143,9 +142,8 @@ async fn timed_out_handler_keeps_its_connection() {
     let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;
     let before = backend().await;
     for token in [5, 6, 7] {
-        server
-            .refuses("/r/wait", token, 503, "handler-timeout")
-            .await;
+        let answer = server.write("/r/wait", token).await;
+        answer.is_problem(503, "handler-timeout");
         assert_eq!(backend().await, before);
     }
     assert_eq!(db.entries().await, 0);

@@ -2,18 +2,19 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::{body::Body, extract::FromRequestParts};
+use axum::{body::Body, extract::FromRequestParts, routing::post};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
 use sqlx::{PgPool, Sqlite};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fence::{Fence, FenceLayer, InvalidResource, Resource, SqliteFencedTx};
+use tower_fence::{Fence, FenceLayer, InvalidResource, PathParam, Resource, SqliteFencedTx};
 use tracing::{Instrument, field::Empty};
 
 use crate::support::{
     database::TestDatabase,
+    http::Server,
     log::Log,
     proxy::{Link, Proxy},
 };
@@ -31,6 +32,11 @@ async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 
 fn path(parts: &Parts) -> Result<Resource, InvalidResource> {
     Resource::new(parts.uri.path())
+}
+
+fn write() -> Request<Body> {
+    let request = Request::post("/sku-1").header("Fencing-Token", "5");
+    request.body(Body::empty()).unwrap()
 }
 
 /// A body whose type is not axum's is forwarded completely, with its length.
@@ -71,10 +77,8 @@ async fn service_error_is_replaced_if_the_fence_is_not_raised() {
         proxy.set(Link::Cut);
         std::future::ready(Err::<Response<Body>, _>("the error of the service"))
     });
-    let request = Request::post("/sku-1").header("Fencing-Token", "5");
-    let request = request.body(Body::empty()).unwrap();
     let layer = FenceLayer::new(fence.build(pool), path);
-    let answer = layer.layer(service).oneshot(request).await.unwrap();
+    let answer = layer.layer(service).oneshot(write()).await.unwrap();
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
@@ -89,29 +93,22 @@ async fn service_error_is_replaced_if_the_lock_is_kept() {
         std::mem::forget(tx.unwrap());
         Err::<Response<Body>, _>("the error of the service")
     });
-    let request = Request::post("/sku-1").header("Fencing-Token", "5");
-    let request = request.body(Body::empty()).unwrap();
-    let answer = FenceLayer::new(fence, path).layer(service).oneshot(request);
-    assert_eq!(
-        answer.await.unwrap().status(),
-        StatusCode::SERVICE_UNAVAILABLE
-    );
+    let answer = FenceLayer::new(fence, path).layer(service).oneshot(write());
+    let status = answer.await.unwrap().status();
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
 /// On a route of the Postgres fence, an extractor for SQLite fails with an error that names the
 /// fence.
 #[tokio::test]
 async fn extractor_for_another_database_names_the_fence() {
-    use axum::{Router, routing::post};
-    use tower_fence::PathParam;
-
-    use crate::support::http::Server;
-
     let db = sqlx::Postgres::fresh(2).await;
-    let app = Router::new()
-        .route("/{sku}", post(|_: SqliteFencedTx| async {}))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
-    let server = Server::start(app).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let server = Server::at(
+        "/{sku}",
+        post(|_: SqliteFencedTx| async {}).route_layer(layer),
+    )
+    .await;
     let answer = server.write("/sku-1", 5).await;
     let problem = answer.is_problem(500, "misconfigured");
     let detail = problem["detail"].as_str().unwrap();
@@ -125,20 +122,13 @@ async fn extractor_for_another_database_names_the_fence() {
 /// the other one refuses.
 #[tokio::test]
 async fn two_fences_on_two_databases_are_a_configuration_error() {
-    use axum::{Router, routing::post};
-    use tower_fence::PathParam;
-
-    use crate::support::http::Server;
-
     let (postgres, sqlite) = (sqlx::Postgres::fresh(2).await, Sqlite::fresh(2).await);
     for deferred in [false, true] {
         let outer = FenceLayer::new(postgres.fence(), PathParam("sku"));
         let outer = if deferred { outer.deferred() } else { outer };
-        let app = Router::new()
-            .route("/{sku}", post(|| async {}))
-            .route_layer(FenceLayer::new(sqlite.fence(), PathParam("sku")))
-            .route_layer(outer);
-        let server = Server::start(app).await;
+        let inner = FenceLayer::new(sqlite.fence(), PathParam("sku"));
+        let write = post(|| async {}).route_layer(inner).route_layer(outer);
+        let server = Server::at("/{sku}", write).await;
         let answer = server.write("/sku-1", 5).await;
         answer.is_problem(500, "misconfigured");
         assert!(answer.text.contains("two `FenceLayer`s"), "{answer:?}");
@@ -155,19 +145,13 @@ async fn span_of_the_application_is_left_unchanged() {
     });
     let (log, _guard) = Log::of_this_thread("warn,tower_fence=off");
     let span = tracing::warn_span!("request", resource = Empty, token = Empty);
-    let request = Request::post("/sku-1").header("Fencing-Token", "5");
-    let request = request.body(Body::empty()).unwrap();
     let answer = FenceLayer::new(db.fence(), path)
         .layer(service)
-        .oneshot(request);
-    assert_eq!(
-        answer.instrument(span).await.unwrap().status(),
-        StatusCode::OK
-    );
+        .oneshot(write());
+    let status = answer.instrument(span).await.unwrap().status();
+    assert_eq!(status, StatusCode::OK);
     let log = log.take();
-    assert!(
-        log.contains("request: ") && log.contains("handled"),
-        "{log}"
-    );
+    assert_contains!(log, "request: ");
+    assert_contains!(log, "handled");
     assert!(!log.contains("sku-1"), "{log}");
 }

@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use sqlx::Postgres;
-use tower_fence::{Resource, Token, TokenUse};
+use tower_fence::TokenUse;
 
 use super::handlers::{Plan, app, max_token, nothing_but_the_fence_has_moved, start};
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     eventually,
+    fence::{resource, token},
     http::{Answer, Server},
 };
 
@@ -98,13 +99,9 @@ async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(50)));
     let server = Server::start(app(fence, Plan::default())).await;
-    let sku = Resource::new("a").unwrap();
-    let five = Token::new(5).unwrap();
-    let tx = db
-        .fence()
-        .begin(&sku, five, TokenUse::SingleUse)
-        .await
-        .unwrap();
+    let (other, name) = (db.fence(), resource("a"));
+    let tx = other.begin(&name, token(5), TokenUse::SingleUse);
+    let tx = tx.await.unwrap();
     let answer = server.write("/a/add", 6).await;
     answer.is_problem(503, "fence-busy");
     assert_eq!(answer.headers["retry-after"], "1");
