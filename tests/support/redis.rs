@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::Command};
 
-use redis::{AsyncConnectionConfig, RedisResult, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult, aio::MultiplexedConnection};
 use sqlx::Sqlite;
 use tempfile::TempDir;
 use tower_fence::{epochs::Epochs, lease::RedisLeases};
@@ -129,6 +129,11 @@ impl RedisServer {
 
     /// Runs a command that returns text, such as INFO.
     pub async fn info(&self, command: &str) -> String {
+        self.read(command).await
+    }
+
+    /// Runs a command, and returns its answer. No argument contains a space.
+    pub async fn read<T: FromRedisValue>(&self, command: &str) -> T {
         let words: Vec<&str> = command.split(' ').collect();
         redis::from_redis_value(self.command(&words).await).unwrap()
     }

@@ -1,49 +1,41 @@
 //! Leases as SQL functions: a script that takes a lease, and the refusals of the functions.
 
-use std::{
-    io::Write,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{io::Write, process::Stdio, time::Duration};
 
 use axum::{Router, body::Body, http::Request};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Postgres};
 use tower::ServiceExt;
 use tower_fence::{
-    Token, TokenUse, issuer,
-    lease::{Acquire, LeaseId, Leases, PostgresLeases, Renew},
+    TokenUse, issuer,
+    lease::{Acquire, LeaseId, Leases, PostgresLeases},
 };
 
 use crate::{
     contract::json as body_of,
     support::{
         database::{Fresh, TestDatabase, read},
+        fence::token,
         functions::{
-            acquire, acquire_as, admit, admit_reusable, execute, is_refused, raise, release, renew,
+            acquire, acquire_as, admit, admit_reusable, is_refused, raise, release, renew,
         },
-        lease::{LONG, grant, is_held, join, sku},
-        postgres, template,
+        lease::{LONG, grant, is_held, join, renew_for, sku},
+        process::psql,
+        template,
     },
 };
 
 const ID: &str = "an-id-that-the-client-chose";
 
 /// Runs a script with psql. Returns its output and its errors.
-fn psql(url: &str, script: &str) -> (String, String) {
-    let program = postgres::programs().unwrap().join("psql");
-    let mut psql = Command::new(program)
-        .args(["-X", "-A", "-t", "-q", url])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    psql.stdin
-        .take()
-        .unwrap()
-        .write_all(script.as_bytes())
-        .unwrap();
+fn run_script(url: &str, script: &str) -> (String, String) {
+    let mut command = psql(url);
+    let command = command.args(["--no-align", "--tuples-only"]);
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut psql = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = psql.stdin.take().unwrap();
+    stdin.write_all(script.as_bytes()).unwrap();
+    drop(stdin);
     let output = psql.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (text(output.stdout), text(output.stderr))
@@ -55,13 +47,9 @@ async fn page_of_leases_does_not_read_the_other_leases() {
     let page = "EXPLAIN (COSTS off) SELECT * FROM tower_fence.held_leases WHERE resource > 'a' \
                 ORDER BY resource LIMIT 10";
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(&mut conn, "SET enable_seqscan = off")
-        .await
-        .unwrap();
-    let plan: Vec<String> = sqlx::query_scalar(page)
-        .fetch_all(&mut *conn)
-        .await
-        .unwrap();
+    Postgres::run(&mut conn, "SET enable_seqscan = off").await;
+    let plan = sqlx::query_scalar::<_, String>(page).fetch_all(&mut *conn);
+    let plan = plan.await.unwrap();
     // A sort, or a scan of a subquery, would read all leases.
     assert!(plan[1].contains("Index Scan"), "{plan:#?}");
 }
@@ -85,31 +73,22 @@ async fn script_that_loses_its_lease_is_stopped() {
         INSERT INTO ledger VALUES (2);
         COMMIT;
     ";
-    let (stdout, stderr) = psql(&db.url, script);
-    assert_eq!(
-        stdout.split_whitespace().collect::<Vec<_>>(),
-        ["a", "script", "t", "t"],
-        "{stderr}"
-    );
+    let (stdout, stderr) = run_script(&db.url, script);
+    assert_eq!(stdout, "a script\nt\n\nt\n", "{stderr}");
     assert_contains!(stderr, "was superseded or used already");
     assert_eq!(db.entries().await, 1);
     // The store sees the lease as well.
-    is_held(
-        PostgresLeases::new(db.fence())
-            .acquire(&sku(), Acquire::new(LONG))
-            .await,
-    );
+    let leases = PostgresLeases::new(db.fence());
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
 /// Runs the script of the guide after settings with which psql would continue after a refusal.
 #[tokio::test]
 async fn script_of_the_guide_commits_nothing_after_a_refusal() {
     let db = Postgres::fresh(2).await;
-    db.execute(
-        "CREATE TABLE inventory (sku text PRIMARY KEY, stock bigint NOT NULL); \
-         INSERT INTO inventory VALUES ('sku-1', 10)",
-    )
-    .await;
+    let set_up = "CREATE TABLE inventory (sku text PRIMARY KEY, stock bigint NOT NULL); \
+         INSERT INTO inventory VALUES ('sku-1', 10)";
+    db.execute(set_up).await;
     let guide = include_str!("../../../src/docs/guide/leases-in-sql.md");
     let (_, script) = guide.split_once("```text\n").unwrap();
     let (script, _) = script.split_once("```").unwrap();
@@ -118,13 +97,13 @@ async fn script_of_the_guide_commits_nothing_after_a_refusal() {
         BEGIN;";
     let settings = "\\set ON_ERROR_STOP off\n\\set ON_ERROR_ROLLBACK on\n";
     let late = script.replace("BEGIN;", other_holder);
-    let (_, stderr) = psql(&db.url, &format!("{settings}{late}"));
+    let (_, stderr) = run_script(&db.url, &format!("{settings}{late}"));
     assert_contains!(stderr, "was superseded or used already");
     let stock = "SELECT stock FROM inventory";
     assert_eq!(db.number(stock).await, 10);
 
     let free = "SELECT tower_fence.break_lease('sku-1');";
-    let (_, stderr) = psql(&db.url, &format!("{free}\n{script}"));
+    let (_, stderr) = run_script(&db.url, &format!("{free}\n{script}"));
     assert_eq!((stderr.as_str(), db.number(stock).await), ("", 9));
 }
 
@@ -133,13 +112,13 @@ async fn the_functions_and_the_store_have_the_same_leases() {
     let db = Postgres::fresh(2).await;
     let leases = PostgresLeases::new(db.fence());
     let mut conn = db.pool.acquire().await.unwrap();
-    let first = acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
-        .await
-        .unwrap();
+    let mut own = async || {
+        acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
+            .await
+            .unwrap()
+    };
+    let (first, again) = (own().await, own().await);
     assert_eq!(first.lease_id, ID);
-    let again = acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
-        .await
-        .unwrap();
     assert_eq!(again.token, first.token);
     let id = LeaseId::new(ID).unwrap();
     let request = Acquire::new(LONG).lease_id(id.clone());
@@ -169,53 +148,37 @@ async fn the_functions_and_the_store_have_the_same_leases() {
         let rows: String = read(&mut *conn, &rows).await;
         assert!(!rows.contains(&drawn.lease_id));
     }
-    let columns = "SELECT count(*) FROM information_schema.columns \
+    let columns = "information_schema.columns \
          WHERE table_name = 'held_leases' AND column_name LIKE '%lease%'";
-    assert_eq!(db.number(columns).await, 0, "the hash is readable");
+    assert_eq!(db.count(columns).await, 0, "the hash is readable");
 }
 
 /// The uses of a token that leave `max_token` one below the token.
-#[derive(Clone, Copy, Debug)]
-enum Foreign {
-    Function,
-    Raise,
-    Transaction,
-    Statement,
-    Key,
-}
+const USES: [&str; 5] = ["function", "raise", "transaction", "statement", "key"];
 
-impl Foreign {
-    async fn uses(self, db: &Fresh<Postgres>, token: i64) {
-        let (fence, mut conn) = (db.fence(), db.pool.acquire().await.unwrap());
-        let (claimed, reusable) = (Token::new(token).unwrap(), TokenUse::Reusable);
-        match self {
-            Self::Function => drop(admit_reusable(&mut conn, "sku-1", token).await.unwrap()),
-            Self::Raise => drop(raise(&mut conn, "sku-1", token).await.unwrap()),
-            Self::Transaction => {
-                let tx = fence.begin(&sku(), claimed, reusable).await.unwrap();
-                tx.commit().await.unwrap();
-            }
-            Self::Statement => {
-                let insert = sqlx::query(
-                    "INSERT INTO ledger SELECT count(*) FROM ledger \
-                     HAVING EXISTS (SELECT 1 FROM fence) RETURNING 1::bigint",
-                );
-                let written: Vec<(i64,)> = fence
-                    .write(&sku(), claimed, reusable, insert)
-                    .await
-                    .unwrap();
-                assert_eq!(written, [(1,)]);
-            }
-            Self::Key => {
-                let admit = "SELECT outcome FROM tower_fence.admit_once(sha256($1::text::bytea), 'key', \
-                     sha256(''), 60000, '1s', false, 'sku-1', $1, true)";
-                let outcome: String = sqlx::query_scalar(admit)
-                    .bind(token)
-                    .fetch_one(&mut *conn)
-                    .await
-                    .unwrap();
-                assert_eq!(outcome, "admitted");
-            }
+async fn use_foreign(db: &Fresh<Postgres>, way: &str, value: i64) {
+    let (fence, mut conn) = (db.fence(), db.pool.acquire().await.unwrap());
+    let (sku, reusable) = (sku(), TokenUse::Reusable);
+    match way {
+        "function" => drop(admit_reusable(&mut conn, "sku-1", value).await.unwrap()),
+        "raise" => drop(raise(&mut conn, "sku-1", value).await.unwrap()),
+        "transaction" => {
+            let tx = fence.begin(&sku, token(value), reusable).await.unwrap();
+            tx.commit().await.unwrap();
+        }
+        "statement" => {
+            let insert = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry");
+            let written = fence.write(&sku, token(value), reusable, insert.bind(value));
+            let written: Vec<(i64,)> = written.await.unwrap();
+            assert_eq!(written, [(value,)]);
+        }
+        _ => {
+            let admit = format!(
+                "SELECT outcome FROM tower_fence.admit_once(sha256('{value}'), 'key', \
+                 sha256(''), 60000, '1s', false, 'sku-1', {value}, true)"
+            );
+            let outcome: String = read(&mut *conn, &admit).await;
+            assert_eq!(outcome, "admitted");
         }
     }
 }
@@ -224,32 +187,21 @@ impl Foreign {
 async fn next_foreign_token_ends_a_lease() {
     let db = Postgres::fresh(4).await;
     let mut conn = db.pool.acquire().await.unwrap();
-    for foreign in [
-        Foreign::Function,
-        Foreign::Raise,
-        Foreign::Transaction,
-        Foreign::Statement,
-        Foreign::Key,
-    ] {
+    for way in USES {
         // On a distributed fence, `admit_once` claims only a key.
-        if matches!(foreign, Foreign::Key) && !template::workers().is_empty() {
+        if way == "key" && !template::workers().is_empty() {
             continue;
         }
         for new_token in [false, true] {
             let held = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-            foreign.uses(&db, held.token + 1).await;
+            use_foreign(&db, way, held.token + 1).await;
             let refused = is_refused(admit(&mut conn, "sku-1", held.token).await, "TF412");
             let members = ["max_token", "used"].map(|name| refused.problem[name].clone());
-            assert_eq!(members, [json!(held.token), json!(false)], "{foreign:?}");
+            assert_eq!(members, [json!(held.token), json!(false)], "{way}");
             let renewed = renew(&mut conn, "sku-1", &held.lease_id, "60 s", new_token).await;
-            assert_eq!(
-                renewed.unwrap_err().code,
-                "TF410",
-                "{foreign:?} {new_token}"
-            );
+            assert_eq!(renewed.unwrap_err().code, "TF410", "{way} {new_token}");
             // The error has rolled back the end of the lease.
-            let broken = "SELECT tower_fence.break_lease('sku-1')";
-            execute(&mut conn, broken).await.unwrap();
+            Postgres::run(&mut conn, "SELECT tower_fence.break_lease('sku-1')").await;
         }
     }
 }
@@ -291,14 +243,13 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
     assert_eq!(refused.problem, Value::from_iter(members));
     // An exhausted token range.
     Postgres::run(&mut conn, "SELECT tower_fence.break_lease('sku-1')").await;
-    admit(&mut conn, "sku-1", 999_999_999_999_999)
-        .await
-        .unwrap();
+    let last = 999_999_999_999_999_i64;
+    admit(&mut conn, "sku-1", last).await.unwrap();
     let expected = answer("POST", json!({})).await;
     let refused = is_refused(acquire(&mut conn, "sku-1", "1 s").await, "TF411");
     let members = ["resource", "max_token"].map(|name| (name, expected[name].clone()));
     assert_eq!(refused.problem, Value::from_iter(members));
-    assert_eq!(expected["max_token"], 999_999_999_999_999_i64);
+    assert_eq!(expected["max_token"], last);
     // Invalid requests.
     for (resource, ttl, id, code) in [
         ("", "1 s", ID, "TF400"),
@@ -323,19 +274,13 @@ async fn drivers_need_neither_intervals_nor_void() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let mut lease = async |sql: &str| -> Result<(String, i64), String> {
-        let lease = sqlx::query_as(AssertSqlSafe(sql.to_owned()))
-            .bind("sku-1")
-            .bind(60_000_i64)
-            .fetch_one(&mut *conn);
-        let code = |error: sqlx::Error| {
-            let code = error.as_database_error().unwrap().code();
-            code.unwrap().into_owned()
-        };
-        lease.await.map_err(code)
+        let lease = sqlx::query_as(AssertSqlSafe(sql.to_owned())).bind("sku-1");
+        let lease = lease.bind(60_000_i64).fetch_one(&mut *conn).await;
+        let code = |error: &sqlx::Error| Some(error.as_database_error()?.code()?.into_owned());
+        lease.map_err(|error| code(&error).unwrap())
     };
-    let (id, token) = lease("SELECT * FROM tower_fence.acquire($1, ttl_ms => $2)")
-        .await
-        .unwrap();
+    let granted = lease("SELECT * FROM tower_fence.acquire($1, ttl_ms => $2)").await;
+    let (id, token) = granted.unwrap();
     let renew = format!("SELECT '{id}', tower_fence.renew($1, '{id}', ttl_ms => $2)");
     assert_eq!(lease(&renew).await.unwrap().1, token);
     for refused in [
@@ -346,18 +291,13 @@ async fn drivers_need_neither_intervals_nor_void() {
     ] {
         assert_eq!(lease(refused).await.unwrap_err(), "TF422", "{refused}");
     }
-    let release = "SELECT tower_fence.release($1, $2)";
-    let released = sqlx::query_scalar(release)
-        .bind("sku-1")
-        .bind(&id)
-        .fetch_one(&db.pool);
-    let released: bool = released.await.unwrap();
+    let release = format!("SELECT tower_fence.release('sku-1', '{id}')");
+    let released: bool = read(&db.pool, &release).await;
     assert!(released);
-    let functions = "SELECT count(*) FROM pg_proc \
-         WHERE pronamespace = 'tower_fence'::regnamespace AND prokind = 'f'";
-    assert!(db.number(functions).await > 50);
+    let functions = "pg_proc WHERE pronamespace = 'tower_fence'::regnamespace AND prokind = 'f'";
+    assert!(db.count(functions).await > 50);
     let void = format!("{functions} AND prorettype = 'void'::regtype");
-    assert_eq!(db.number(&void).await, 0);
+    assert_eq!(db.count(&void).await, 0);
 }
 
 /// The digest that a writer can read in `resources` cannot release a lease. A missing digest cannot
@@ -372,8 +312,7 @@ async fn no_readable_digest_ends_a_lease() {
         "NULL",
     ] {
         let call = format!("SELECT tower_fence.lease_end('sku-1', {lease})");
-        let call = sqlx::query(AssertSqlSafe(call));
-        call.execute(&mut *conn).await.unwrap();
+        Postgres::run(&mut conn, &call).await;
         let kept = renew(&mut conn, "sku-1", &held.lease_id, "60 s", false).await;
         assert_eq!(kept.unwrap(), held.token, "{lease}");
     }
@@ -398,7 +337,7 @@ async fn wall_clock_set_back_extends_no_lease() {
     let asked = Acquire::new(LONG).wait(Duration::from_secs(20));
     // The lease is held in the first round, and released in the second one.
     for released in [false, true] {
-        let first = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
+        let first = grant(&leases, &sku(), short).await;
         if released {
             leases.release(&sku(), &first.id).await.unwrap();
         }
@@ -410,21 +349,15 @@ async fn wall_clock_set_back_extends_no_lease() {
         leases.release(&sku(), &next.id).await.unwrap();
     }
     // After a renewal, the lease does not last longer than its new TTL either.
-    let held = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
+    let held = grant(&leases, &sku(), short).await;
     db.execute(PUT_BACK).await;
     let open = "SELECT cardinality(tower_fence.lease_open(ARRAY['sku-1'], 1))::bigint";
     assert_eq!(db.number(open).await, 1, "no waiter would retry");
-    leases
-        .renew(&sku(), &held.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&leases, &held, LONG).await;
     let left = leases.inspect(&sku()).await.unwrap().unwrap().ttl;
     assert!(left <= LONG && left > short, "{left:?}");
     // A request is in the queue when the clock is set back.
-    leases
-        .renew(&sku(), &held.id, Renew::new(short))
-        .await
-        .unwrap();
+    renew_for(&leases, &held, short).await;
     let waits = join(&leases, asked).await;
     db.execute(PUT_BACK).await;
     assert!(waits.await.unwrap().unwrap().token > held.token);

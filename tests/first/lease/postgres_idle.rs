@@ -3,25 +3,18 @@
 use std::time::Duration;
 
 use sqlx::Postgres;
-use tower_fence::{
-    Resource,
-    lease::{LeaseAdmin, Leases, PostgresLeases},
-};
+use tower_fence::lease::{LeaseAdmin, Leases, PostgresLeases};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::write,
+    fence::{resource, write},
     functions::{admit, is_refused},
     lease::{LONG, grant, grant_and_release, granted, sku, wait},
 };
 
 async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
-    let leases = db.number("SELECT count(*) FROM tower_fence.leases").await;
-    (
-        db.number("SELECT count(*) FROM tower_fence.resources")
-            .await,
-        leases,
-    )
+    let resources = db.count("tower_fence.resources").await;
+    (resources, db.count("tower_fence.leases").await)
 }
 
 #[tokio::test]
@@ -29,21 +22,15 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
-    assert_eq!(
-        fence.remove_idle(Duration::ZERO, 10).await.unwrap(),
-        0,
-        "the lease is held"
-    );
+    // The lease is held.
+    assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
     assert_eq!(rows(&db).await, (1, 1));
     let waiting = wait(&leases, LONG).await;
     leases.release(&sku(), &held.id).await.unwrap();
     let last = granted(waiting).await;
     leases.release(&sku(), &last.id).await.unwrap();
-    assert_eq!(
-        fence.remove_idle(LONG, 10).await.unwrap(),
-        0,
-        "the row was used recently"
-    );
+    // The row was used recently.
+    assert_eq!(fence.remove_idle(LONG, 10).await.unwrap(), 0);
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, (0, 0));
     // The last token was announced, and never used for a write.
@@ -74,29 +61,20 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
     // The test creates rows of the same partition with higher tokens.
-    let partition = db
-        .number("SELECT tower_fence.partition_of('sku-1')::bigint")
-        .await;
-    let names: Vec<String> = sqlx::query_scalar(
-        "SELECT 'n-' || n FROM generate_series(1, 2000) AS n WHERE tower_fence.partition_of('n-' || n) = $1",
-    )
-    .bind(i16::try_from(partition).unwrap())
-    .fetch_all(&db.pool)
-    .await
-    .unwrap();
+    let names = "SELECT 'n-' || n FROM generate_series(1, 2000) AS n \
+         WHERE tower_fence.partition_of('n-' || n) = tower_fence.partition_of('sku-1')";
+    let names = sqlx::query_scalar::<_, String>(names).fetch_all(&db.pool);
+    let names = names.await.unwrap();
     for name in &names {
-        let name = Resource::new(name.as_str()).unwrap();
+        let name = resource(name);
         for _ in 0..3 {
             let lease = grant(&leases, &name, LONG).await;
             leases.release(&name, &lease.id).await.unwrap();
         }
     }
     let live = leases.live_tokens().await.unwrap();
-    let spared = fence
-        .remove_idle_below(Duration::ZERO, 100, &live)
-        .await
-        .unwrap();
-    assert_eq!(spared, 0, "the rows are above the held lease");
+    let spared = fence.remove_idle_below(Duration::ZERO, 100, &live).await;
+    assert_eq!(spared.unwrap(), 0, "the rows are above the held lease");
     let removed = fence.remove_idle(Duration::ZERO, 100).await.unwrap();
     assert_eq!(removed, names.len() as u64);
     // The row of the lease still exists, so the floor does not apply to it.

@@ -17,14 +17,15 @@ use crate::support::{
     database::{Fresh, TestDatabase, WAITING_FOR_LOCK, read},
     eventually,
     fence::{begin, refuses, token, write},
-    functions::{self, acquire, acquire_as, admit, is_refused, release, renew},
-    lease::{LONG, grant, grant_and_release, is_held, is_lost, renew_for, sku},
+    functions::{self, Acquired, acquire, acquire_as, admit, is_refused, release, renew},
+    lease::{LONG, grant, grant_and_release, is_held, is_lost, renew_for, sku, spawn_acquire},
 };
 
 const ID: &str = "an-id-that-the-client-chose";
 
-async fn execute(conn: &mut PgConnection, sql: &str) {
-    Postgres::run(conn, sql).await;
+/// Acquires `sku-1` under [`ID`].
+async fn acquire_own(conn: &mut PgConnection, ttl: &str) -> Acquired {
+    acquire_as(conn, "sku-1", ttl, Some(ID)).await.unwrap()
 }
 
 #[tokio::test]
@@ -34,13 +35,10 @@ async fn grant_supersedes_a_foreign_token_that_is_writing() {
     let first = grant_and_release(&leases).await;
     let elsewhere = first.token.get() + 10;
     let in_flight = begin(&fence, elsewhere).await;
-    let next = tokio::spawn({
-        let leases = leases.clone();
-        async move { grant(&leases, &sku(), LONG).await }
-    });
+    let next = spawn_acquire(&leases, &sku(), Acquire::new(LONG));
     db.waits_for_lock().await;
     in_flight.commit().await.unwrap();
-    let next = next.await.unwrap();
+    let next = next.await.unwrap().unwrap();
     assert_eq!(next.token.get(), elsewhere + 1);
     leases.release(&sku(), &next.id).await.unwrap();
     // A grant also supersedes a holder that has not written yet, without waiting for its first
@@ -59,10 +57,8 @@ async fn a_token_counts_only_after_commit() {
     let committed = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
     // As documented, the grant that was rolled back and the next one have the same token.
     assert_eq!(rolled_back.token, committed.token);
-    is_refused(
-        renew(&mut conn, "sku-1", &rolled_back.lease_id, "1 s", false).await,
-        "TF410",
-    );
+    let renewed = renew(&mut conn, "sku-1", &rolled_back.lease_id, "1 s", false).await;
+    is_refused(renewed, "TF410");
 }
 
 #[tokio::test]
@@ -79,24 +75,22 @@ async fn above_read_committed_no_lease_is_changed() {
         ] {
             let sql = format!("BEGIN ISOLATION LEVEL {level}; SELECT tower_fence.{call}");
             is_refused(functions::execute(&mut conn, &sql).await, "25000");
-            execute(&mut conn, "ROLLBACK").await;
+            Postgres::run(&mut conn, "ROLLBACK").await;
         }
-        execute(&mut conn, &format!("BEGIN ISOLATION LEVEL {level}")).await;
+        Postgres::run(&mut conn, &format!("BEGIN ISOLATION LEVEL {level}")).await;
         let refused = is_refused(acquire(&mut conn, "sku-1", "60 s").await, "25000");
         assert!(refused.message.contains("READ COMMITTED"), "{refused:?}");
-        execute(&mut conn, "ROLLBACK").await;
+        Postgres::run(&mut conn, "ROLLBACK").await;
     }
     // Postgres implements this level as READ COMMITTED.
-    execute(&mut conn, "BEGIN ISOLATION LEVEL READ UNCOMMITTED").await;
+    Postgres::run(&mut conn, "BEGIN ISOLATION LEVEL READ UNCOMMITTED").await;
     acquire(&mut conn, "sku-3", "60 s").await.unwrap();
-    execute(&mut conn, "ROLLBACK").await;
+    Postgres::run(&mut conn, "ROLLBACK").await;
     drop(conn);
     // The store sets the isolation level that it needs, whatever the default of the sessions is.
     let name: String = read(&db.pool, "SELECT current_database()::text").await;
-    db.execute(&format!(
-        "ALTER DATABASE {name} SET default_transaction_isolation = serializable"
-    ))
-    .await;
+    let strict = format!("ALTER DATABASE {name} SET default_transaction_isolation = serializable");
+    db.execute(&strict).await;
     let strict = sqlx::PgPool::connect(&db.url).await.unwrap();
     let leases = PostgresLeases::new(Fence::new(strict));
     grant_and_release(&leases).await;
@@ -108,9 +102,7 @@ async fn above_read_committed_no_lease_is_changed() {
 async fn transaction_that_renews_and_then_admits_never_deadlocks() {
     let db = Postgres::fresh(4).await;
     let mut holder = db.pool.acquire().await.unwrap();
-    let first = acquire_as(&mut holder, "sku-1", "2 s", Some(ID))
-        .await
-        .unwrap();
+    let first = acquire_own(&mut holder, "2 s").await;
     let mut tx = holder.begin().await.unwrap();
     renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
     // For other clients the lease expires, because the renewal is not committed.
@@ -133,17 +125,13 @@ async fn transaction_that_renews_and_then_admits_never_deadlocks() {
 async fn request_whose_own_lease_is_being_released_is_granted_afterwards() {
     let db = Postgres::fresh(4).await;
     let mut holder = db.pool.acquire().await.unwrap();
-    let first = acquire_as(&mut holder, "sku-1", "60 s", Some(ID))
-        .await
-        .unwrap();
+    let first = acquire_own(&mut holder, "60 s").await;
     write(&db.fence(), first.token).await.unwrap();
     let mut tx = holder.begin().await.unwrap();
     release(&mut tx, "sku-1", ID).await.unwrap();
     let leases = PostgresLeases::new(db.fence());
-    let again = tokio::spawn(async move {
-        let request = Acquire::new(LONG).lease_id(LeaseId::new(ID).unwrap());
-        leases.acquire(&sku(), request).await
-    });
+    let request = Acquire::new(LONG).lease_id(LeaseId::new(ID).unwrap());
+    let again = spawn_acquire(&leases, &sku(), request);
     sleep(Duration::from_millis(100)).await;
     // The SQL function does not wait.
     let mut conn = db.pool.acquire().await.unwrap();
@@ -159,9 +147,7 @@ async fn request_whose_own_lease_is_being_released_is_granted_afterwards() {
 async fn request_that_waited_for_its_own_lease_is_not_granted() {
     let db = Postgres::fresh(4).await;
     let mut conn = db.pool.acquire().await.unwrap();
-    acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
-        .await
-        .unwrap();
+    acquire_own(&mut conn, "60 s").await;
     let mut releasing = db.pool.begin().await.unwrap();
     release(&mut releasing, "sku-1", ID).await.unwrap();
     let repeated = tokio::spawn(async move {
@@ -172,18 +158,14 @@ async fn request_that_waited_for_its_own_lease_is_not_granted() {
     releasing.commit().await.unwrap();
     is_refused(repeated.await.unwrap(), "55P03");
     let mut conn = db.pool.acquire().await.unwrap();
-    acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
-        .await
-        .unwrap();
+    acquire_own(&mut conn, "60 s").await;
 }
 
 #[tokio::test]
 async fn token_renewal_does_not_wait_for_renew_and_admit() {
     let db = Postgres::fresh(4).await;
     let mut holder = db.pool.acquire().await.unwrap();
-    let first = acquire_as(&mut holder, "sku-1", "60 s", Some(ID))
-        .await
-        .unwrap();
+    let first = acquire_own(&mut holder, "60 s").await;
     let mut tx = holder.begin().await.unwrap();
     renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
     // The other renewal has locked the row of the fence, which the transaction needs next.
@@ -201,27 +183,22 @@ async fn request_that_skips_ended_waiters_never_deadlocks() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     grant_and_release(&leases).await;
-    db.execute(
-        "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) \
-         VALUES ('sku-1', 1, 1, 'a', 8)",
-    )
-    .await;
+    let ended = "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) \
+         VALUES ('sku-1', 1, 1, 'a', 8)";
+    db.execute(ended).await;
     let mut other = db.pool.begin().await.unwrap();
     // This transaction detects a deadlock first, and is then rolled back.
-    execute(&mut other, "SET LOCAL deadlock_timeout = '10ms'").await;
+    Postgres::run(&mut other, "SET LOCAL deadlock_timeout = '10ms'").await;
     let lock = "SELECT FROM tower_fence.resources FOR NO KEY UPDATE";
-    execute(&mut other, lock).await;
-    let asking = tokio::spawn({
-        let leases = leases.clone();
-        async move { grant(&leases, &sku(), LONG).await }
-    });
+    Postgres::run(&mut other, lock).await;
+    let asking = spawn_acquire(&leases, &sku(), Acquire::new(LONG));
     // At first, the request waits only for a moment.
     sleep(Duration::from_millis(200)).await;
     db.waits_for_lock().await;
-    execute(&mut other, "SELECT tower_fence.lease_call('sku-1')").await;
+    Postgres::run(&mut other, "SELECT tower_fence.lease_call('sku-1')").await;
     other.commit().await.unwrap();
     let granted = timeout(Duration::from_secs(20), asking).await;
-    granted.expect("the request still waits").unwrap();
+    granted.expect("the request still waits").unwrap().unwrap();
 }
 
 /// Renews a lease in a loop on the server, and fails if the lease is lost.
@@ -246,11 +223,8 @@ async fn overlapping_renewals_of_one_holder_keep_the_lease() {
     let lease = grant(&leases, &sku(), LONG).await;
     let renewals = [true, false, false].map(|new_token| {
         let pool = db.pool.clone();
-        async move {
-            sqlx::raw_sql(AssertSqlSafe(renewing(new_token)))
-                .execute(&pool)
-                .await
-        }
+        let renewing = AssertSqlSafe(renewing(new_token));
+        async move { sqlx::raw_sql(renewing).execute(&pool).await }
     });
     for renewed in join_all(renewals).await {
         renewed.unwrap();
@@ -272,8 +246,8 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     let owner = Owner::new("worker-7").unwrap();
     let named = Acquire::new(LONG).owner(owner.clone());
     let next = leases.acquire(&sku(), named).await.unwrap();
-    db.execute("UPDATE tower_fence.leases SET granted_at = granted_at - interval '1 hour'")
-        .await;
+    let age = "UPDATE tower_fence.leases SET granted_at = granted_at - interval '1 hour'";
+    db.execute(age).await;
     let granted_at = leases.inspect(&sku()).await.unwrap().unwrap().granted_at;
     assert!(next.token.get() > lease.token.get() + 10);
     write(&fence, next.token.get()).await.unwrap();
@@ -290,10 +264,8 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     // The row was lost, and another issuer has announced its lease with the same token.
     db.execute("DELETE FROM tower_fence.resources").await;
     let other = LeaseDigest::of("another lease");
-    fence
-        .announce(&sku(), again.token, &other, false)
-        .await
-        .unwrap();
+    let announced = fence.announce(&sku(), again.token, &other, false).await;
+    announced.unwrap();
     is_lost(leases.renew(&sku(), &again.id, renew).await);
 }
 
@@ -319,9 +291,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
 
     // This call grants the lease to the successor.
     let mut conn = db.pool.acquire().await.unwrap();
-    acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
-        .await
-        .unwrap();
+    acquire_own(&mut conn, "60 s").await;
     let mut tx = db.pool.begin().await.unwrap();
     release(&mut tx, "sku-1", ID).await.unwrap();
     let next = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
@@ -358,10 +328,8 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
 #[tokio::test]
 async fn last_epoch_of_another_issuer_is_not_shared() {
     let db = Postgres::fresh(2).await;
-    db.execute(
-        "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 999999 FROM generate_series(0, 255) AS n",
-    )
-    .await;
+    let last = "INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 999999";
+    db.execute(last).await;
     let leases = PostgresLeases::new(db.fence());
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
     assert_matches!(
@@ -376,36 +344,22 @@ async fn last_epoch_of_another_issuer_is_not_shared() {
 async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
     // The tokens of these grants belong to an assigned epoch, but were not announced.
-    db.execute(
-        "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
-    )
-    .await;
+    let assigned = "INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 7";
+    db.execute(assigned).await;
     let leases = PostgresLeases::new(db.fence());
-    let first = grant(&leases, &sku(), LONG).await;
-    assert_eq!(first.token.get(), 8_000_000_001);
-    leases.release(&sku(), &first.id).await.unwrap();
-    let second = grant(&leases, &sku(), LONG).await;
-    assert_eq!(
-        second.token.get(),
-        8_000_000_002,
-        "the second grant needs no new epoch"
-    );
-    leases.release(&sku(), &second.id).await.unwrap();
+    let next = async || grant_and_release(&leases).await.token.get();
+    assert_eq!(next().await, 8_000_000_001);
+    // The second grant needs no new epoch.
+    assert_eq!(next().await, 8_000_000_002);
     db.execute("UPDATE tower_fence.epochs SET epoch = 20").await;
-    assert_eq!(
-        grant(&leases, &sku(), LONG).await.token.get(),
-        21_000_000_001
-    );
+    assert_eq!(next().await, 21_000_000_001);
 }
 
 /// Returns the number of requests that are granted the lease after waiting for the same write.
 async fn winners(db: &Fresh<Postgres>) -> usize {
     let mut writer = db.pool.begin().await.unwrap();
-    execute(
-        &mut writer,
-        "SELECT FROM tower_fence.resources WHERE resource = 'sku-1' FOR UPDATE",
-    )
-    .await;
+    let lock = "SELECT FROM tower_fence.resources WHERE resource = 'sku-1' FOR UPDATE";
+    Postgres::run(&mut writer, lock).await;
     let crowd: Vec<_> = (0..8)
         .map(|_| {
             let pool = db.pool.clone();
@@ -431,7 +385,7 @@ async fn one_of_many_waiters_for_a_write_is_granted() {
     release(&mut conn, "sku-1", &first.lease_id).await.unwrap();
     for _ in 0..3 {
         assert_eq!(winners(&db).await, 1);
-        execute(&mut conn, "SELECT tower_fence.break_lease('sku-1')").await;
+        Postgres::run(&mut conn, "SELECT tower_fence.break_lease('sku-1')").await;
     }
 }
 

@@ -36,8 +36,8 @@ async fn listener_7(db: &Fresh<Postgres>) -> PgListener {
     listener
 }
 
-/// Queues waiters for `sku-1`. Each is given by its ticket, which is also its position and its lease
-/// id, and by its listener.
+/// Queues waiters for `sku-1`. Each is given by its ticket, which is also its position and its
+/// lease id, and by its listener.
 async fn queue(db: &Fresh<Postgres>, waiters: &[(i64, i64)]) {
     for (ticket, listener) in waiters {
         db.execute(&format!(

@@ -20,7 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_fence::{
-    Resource,
+    Fence,
     lease::{Acquire, LeaseAdmin, LeaseError, Leases, PostgresLeases},
 };
 
@@ -28,8 +28,9 @@ use crate::support::{
     PATIENCE, SOON,
     database::{Fresh, TestDatabase, WAITING_FOR_LOCK, read},
     eventually,
-    functions::{acquire_as, admit},
-    lease::{LONG, grant, granted, sku, wait},
+    fence::resource,
+    functions::{acquire, admit},
+    lease::{LONG, grant, granted, sku, spawn_acquire, wait},
 };
 
 #[tokio::test]
@@ -162,13 +163,12 @@ async fn a_flood_of_notifications_stops_no_other_request() {
         runtime.block_on(async {
             let pool = sqlx::PgPool::connect(&url).await.unwrap();
             let options: PgConnectOptions = listens_at.parse().unwrap();
-            let leases = PostgresLeases::new(tower_fence::Fence::new(pool)).listen_with(options);
+            let leases = PostgresLeases::new(Fence::new(pool)).listen_with(options);
             let first = grant(&leases, &sku(), LONG).await;
             let waiting = wait(&leases, LONG).await;
             begun.store(true, Relaxed);
             for n in 0..100 {
-                let other = Resource::new(format!("other-{n}")).unwrap();
-                grant(&leases, &other, LONG).await;
+                grant(&leases, &resource(&format!("other-{n}")), LONG).await;
             }
             // The notification of the waiter is one of many.
             leases.release(&sku(), &first.id).await.unwrap();
@@ -188,34 +188,25 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
     // The lock timeout is much longer than the pool timeout.
     let fence = db.fence_with(|fence| fence.lock_timeout(PATIENCE).pool_timeout(2 * SOON));
     let leases = PostgresLeases::new(fence);
-    let hot = Resource::new("hot").unwrap();
+    let hot = resource("hot");
     let mut writer = PgConnection::connect(&db.url).await.unwrap();
-    let lease = acquire_as(
-        &mut writer,
-        "hot",
-        "50 ms",
-        Some("an-id-that-the-client-chose"),
-    )
-    .await
-    .unwrap();
+    let lease = acquire(&mut writer, "hot", "50 ms").await.unwrap();
     let mut writing = writer.begin().await.unwrap();
     admit(&mut writing, "hot", lease.token).await.unwrap();
     eventually!(
         "the lease has ended",
         leases.inspect(&hot).await.unwrap().is_none()
     );
-    let crowd: Vec<_> = (0..40)
-        .map(|_| {
-            let (leases, hot) = (leases.clone(), hot.clone());
-            tokio::spawn(async move { leases.acquire(&hot, Acquire::new(LONG)).await })
-        })
-        .collect();
+    let crowd = (0..40).map(|_| spawn_acquire(&leases, &hot, Acquire::new(LONG)));
+    let crowd: Vec<_> = crowd.collect();
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
-    eventually("the waiters wait for the writer", async || {
-        let waiting = Postgres::number(&mut observer, WAITING_FOR_LOCK).await;
-        waiting.unwrap() > 0
-    })
-    .await;
+    eventually!(
+        "the waiters wait for the writer",
+        Postgres::number(&mut observer, WAITING_FOR_LOCK)
+            .await
+            .unwrap()
+            > 0
+    );
     // Further requests keep arriving, and their clients give up. A busy machine slows down the
     // arrivals, too.
     let mut flood = JoinSet::new();
@@ -230,13 +221,11 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         });
     }
     for n in 0..20 {
-        let other = Resource::new(format!("other-{n}")).unwrap();
+        let other = resource(&format!("other-{n}"));
         let lease = grant(&leases, &other, LONG).await;
         leases.release(&other, &lease.id).await.unwrap();
-        assert!(
-            crowd.iter().any(|request| !request.is_finished()),
-            "no request waits for the writer"
-        );
+        let waits = crowd.iter().any(|request| !request.is_finished());
+        assert!(waits, "no request waits for the writer");
     }
     flood.abort_all();
     writing.commit().await.unwrap();

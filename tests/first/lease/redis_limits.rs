@@ -1,14 +1,12 @@
 //! A Redis that closes idle connections, and a Redis that is full.
 
 use sqlx::Sqlite;
-use tower_fence::{
-    Resource,
-    lease::{Acquire, Leases},
-};
+use tower_fence::lease::{Acquire, Leases};
 
 use crate::support::{
     database::TestDatabase,
     eventually,
+    fence::resource,
     lease::{LONG, grant, granted, make_each_call, renew_for, sku, wait},
     redis::{RedisServer, connect},
 };
@@ -36,12 +34,9 @@ async fn a_full_server_renews_and_releases() {
     let leases = connect(&server, &db).await;
     let lease = grant(&leases, &sku(), LONG / 2).await;
     let waiting = wait(&leases, LONG).await;
-    let other = Resource::new("other").unwrap();
     server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    leases
-        .acquire(&other, Acquire::new(LONG))
-        .await
-        .expect_err("a full server granted a lease");
+    let refused = leases.acquire(&resource("other"), Acquire::new(LONG)).await;
+    refused.expect_err("a full server granted a lease");
     assert_eq!(renew_for(&leases, &lease, LONG).await.token, lease.token);
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
     assert!(held.ttl > LONG / 2 && held.token == lease.token, "{held:?}");

@@ -11,7 +11,7 @@ use std::{
 use sqlx::Sqlite;
 use tokio::time::timeout;
 use tower_fence::{
-    Resource, Token,
+    Token,
     lease::{Acquire, LeaseError, Leases, RedisLeases, Renew},
 };
 
@@ -19,12 +19,13 @@ use crate::support::{
     database::TestDatabase,
     epochs::Away,
     eventually,
+    fence::resource,
     lease::{
         LONG, grant, grant_and_release, is_held, is_lost, is_misconfigured, is_unavailable,
         make_each_call, renew_for, sku,
     },
     proxy::{Passage, Proxy, Sender},
-    redis::{RedisServer, connect, with_leases},
+    redis::{COUNTER, LEASE, RedisServer, connect, with_leases},
     soon,
 };
 
@@ -65,8 +66,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
         if is_persistent {
-            let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
-            assert_matches!(other, Err(LeaseError::Held { .. }));
+            is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
             leases.release(&sku(), &held.id).await.unwrap();
         }
         let next = grant_and_release(&leases).await.token;
@@ -85,11 +85,11 @@ async fn flushed_scripts_are_loaded_again() {
 async fn redis_uses_memory_only_for_held_leases() {
     let (server, _db, leases) = with_leases().await;
     for n in 0..600 {
-        let resource = Resource::new(format!("sku-{n}")).unwrap();
+        let resource = resource(&format!("sku-{n}"));
         let lease = grant(&leases, &resource, LONG).await;
         leases.release(&resource, &lease.id).await.unwrap();
     }
-    let keys: Vec<String> = redis::from_redis_value(server.command(&["KEYS", "*"]).await).unwrap();
+    let keys: Vec<String> = server.read("KEYS *").await;
     assert!(keys.len() <= 256, "{} keys", keys.len());
     assert!(keys.iter().all(|key| key.ends_with(":clock")), "{keys:?}");
 }
@@ -105,20 +105,14 @@ async fn unreachable_redis_is_unavailable_within_the_timeout() {
         is_unavailable(leases.release(&sku(), &lease.id).await);
         is_unavailable(leases.inspect(&sku()).await);
     };
-    timeout(Duration::from_secs(10), calls)
-        .await
-        .expect("a call hangs");
+    let calls = timeout(Duration::from_secs(10), calls).await;
+    calls.expect("a call hangs");
     let url = server.url().replace("//", "//user:sesame@");
-    let refused = RedisLeases::builder(db.fence())
-        .command_timeout(Duration::from_millis(200))
-        .connect(&url);
-    let refused = timeout(Duration::from_secs(10), refused)
-        .await
-        .expect("connecting hangs");
-    assert!(
-        !format!("{:?}", refused.unwrap_err()).contains("sesame"),
-        "no password in an error"
-    );
+    let hasty = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(200));
+    let refused = timeout(Duration::from_secs(10), hasty.connect(&url)).await;
+    let refused = refused.expect("connecting hangs").unwrap_err();
+    let text = format!("{refused:?}");
+    assert!(!text.contains("sesame"), "no password in an error");
 }
 
 #[tokio::test]
@@ -138,16 +132,15 @@ async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
 #[tokio::test]
 async fn unrelated_keys_do_no_harm() {
     let (server, _db, leases) = with_leases().await;
-    let key = "tower-fence:{110}:lease:sku-1";
-    server.command(&["SET", key, "gibberish"]).await;
+    server.command(&["SET", LEASE, "gibberish"]).await;
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
-    server.command(&["DEL", key]).await;
-    server.command(&["LPUSH", key, "gibberish"]).await;
+    server.command(&["DEL", LEASE]).await;
+    server.command(&["LPUSH", LEASE, "gibberish"]).await;
     is_misconfigured(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    server.command(&["DEL", key]).await;
+    server.command(&["DEL", LEASE]).await;
     server
-        .command(&["HSET", "tower-fence:{110}:clock", "epoch", "x", "n", "y"])
+        .command(&["HSET", COUNTER, "epoch", "x", "n", "y"])
         .await;
     grant_and_release(&leases).await;
 }
@@ -156,13 +149,11 @@ async fn unrelated_keys_do_no_harm() {
 async fn server_without_a_replication_id_is_refused() {
     let server = RedisServer::start(&["--rename-command", "INFO", ""]).await;
     let db = Sqlite::fresh(2).await;
-    let refused = RedisLeases::connect(&server.url(), db.fence())
-        .await
-        .unwrap_err();
-    let LeaseError::Misconfigured(cause) = refused else {
-        panic!("{refused:?}");
-    };
-    assert_contains!(cause.to_string(), "master_replid");
+    let refused = RedisLeases::connect(&server.url(), db.fence()).await;
+    assert_matches!(
+        refused,
+        Err(LeaseError::Misconfigured(cause)) if cause.to_string().contains("master_replid")
+    );
 }
 
 /// The connection is cut after the server has executed the request.
@@ -208,7 +199,7 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     let url = proxy.url(&server.url());
     let far = RedisLeases::connect(&url, db.fence()).await.unwrap();
     // Both resources share a counter.
-    let (resource, other) = (sku(), Resource::new("sku-124").unwrap());
+    let (resource, other) = (sku(), resource("sku-124"));
     let last = grant(&far, &resource, time).await;
     far.release(&resource, &last.id).await.unwrap();
 

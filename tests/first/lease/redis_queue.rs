@@ -9,26 +9,22 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::{
-    Resource,
-    lease::{Acquire, LeaseError, LeaseId, Leases, RedisLeases, Renew},
-};
+use tower_fence::lease::{Acquire, LeaseError, LeaseId, Leases, RedisLeases};
 
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, SHORT, grant, grant_and_release, is_held, join, join_on, sku, wait},
-    redis::{COUNTER, RedisServer, connect, with_leases},
+    fence::resource,
+    lease::{LONG, SHORT, grant, grant_and_release, is_held, join, join_on, renew_for, sku, wait},
+    redis::{COUNTER, LEASE, RedisServer, connect, with_leases},
     soon,
 };
 
 async fn only_the_counter_is_left(server: &RedisServer) {
-    soon("only the token counter is left", async || {
-        let keys = server.command(&["KEYS", "*"]).await;
-        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-        keys == [COUNTER]
-    })
-    .await;
+    soon!(
+        "only the token counter is left",
+        server.read::<Vec<String>>("KEYS *").await == [COUNTER]
+    );
 }
 
 #[tokio::test]
@@ -55,9 +51,8 @@ async fn queue_is_kept_until_its_last_waiter_leaves() {
     let shorter = Acquire::new(LONG).wait(Duration::from_secs(20));
     let shorter = join(&leases, shorter).await;
     for key in ["queue", "waiters"] {
-        let key = format!("tower-fence:{{110}}:{key}:sku-1");
-        let left = server.command(&["PTTL", &key]).await;
-        let left: i64 = redis::from_redis_value(left).unwrap();
+        let left = format!("PTTL tower-fence:{{110}}:{key}:sku-1");
+        let left = server.read::<i64>(&left).await;
         // The longer wait, the time for a retry, and 30 s.
         assert!((30_001..=93_000).contains(&left), "{key}: {left} ms");
     }
@@ -72,10 +67,8 @@ async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     let [queue, waiters] =
         ["queue", "waiters"].map(|key| format!("tower-fence:{{110}}:{key}:sku-1"));
     server.command(&["ZADD", &queue, "1", "gone"]).await;
-    let no_listener = "1\nnobody-listens\n";
-    server
-        .command(&["HSET", &waiters, "gone", no_listener])
-        .await;
+    let of_no_listener = ["HSET", &waiters, "gone", "1\nnobody-listens\n"];
+    server.command(&of_no_listener).await;
     server.command(&["DEL", COUNTER]).await;
     let next = grant(&leases, &sku(), LONG).await;
     assert_eq!(next.token.get(), 2_000_000_001);
@@ -86,8 +79,7 @@ async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
 
 /// Returns the number of commands that the server has run, including those of scripts.
 async fn commands(server: &RedisServer) -> i64 {
-    let stats = server.command(&["INFO", "commandstats"]).await;
-    let stats: String = redis::from_redis_value(stats).unwrap();
+    let stats = server.info("INFO commandstats").await;
     let calls = |line: &str| {
         let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
         // The commands of the measurement are not counted.
@@ -140,10 +132,7 @@ async fn expiry_is_noticed_immediately() {
     for n in 0..5 {
         let ttl = Duration::from_millis(300);
         let asked_at = Instant::now();
-        let first = [&one, &two][n % 2]
-            .acquire(&sku(), Acquire::new(ttl))
-            .await
-            .unwrap();
+        let first = grant([&one, &two][n % 2], &sku(), ttl).await;
         let waiting = wait(&two, LONG).await;
         let second = waiting.await.unwrap().unwrap();
         late.push(asked_at.elapsed().saturating_sub(ttl));
@@ -152,10 +141,8 @@ async fn expiry_is_noticed_immediately() {
     }
     println!("noticed late by {late:?}");
     // No other event wakes the waiter within the next seconds.
-    assert!(
-        late.iter().all(|late| *late < Duration::from_millis(500)),
-        "{late:?}"
-    );
+    let brief = Duration::from_millis(500);
+    assert!(late.iter().all(|late| *late < brief), "{late:?}");
 }
 
 #[tokio::test]
@@ -164,9 +151,7 @@ async fn request_after_expiry_grants_to_the_first_waiter() {
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     // The lease is deleted, as by an eviction, and no issuer is notified.
-    server
-        .command(&["DEL", "tower-fence:{110}:lease:sku-1"])
-        .await;
+    server.command(&["DEL", LEASE]).await;
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     let second = timeout(Duration::from_secs(5), waiting).await.unwrap();
     assert!(second.unwrap().unwrap().token > first.token);
@@ -200,15 +185,14 @@ async fn messages_of_another_database_are_ignored() {
     let url = format!("{}/1", server.url());
     let here = RedisLeases::connect(&url, db.fence()).await.unwrap();
     let short = Duration::from_secs(1);
-    here.acquire(&sku(), Acquire::new(short)).await.unwrap();
+    grant(&here, &sku(), short).await;
     let waiting = wait(&here, LONG).await;
     // Another client waits in the other database, too, so each renewal there is published.
     let held = grant(&there, &sku(), LONG).await;
     let waiting_there = wait(&there, LONG).await;
     let renewing = async {
         loop {
-            let renew = Renew::new(LONG);
-            there.renew(&sku(), &held.id, renew).await.unwrap();
+            renew_for(&there, &held, LONG).await;
             sleep(Duration::from_millis(50)).await;
         }
     };
@@ -239,14 +223,11 @@ async fn waiter_survives_the_loss_of_one_of_its_keys() {
         server.command(&["DEL", &lost]).await;
         // After a lost connection, the waiters retry.
         server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
-        soon("both keys of the queue exist", async || {
-            let keys = server.command(&["KEYS", "*:sku-1"]).await;
-            let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-            keys.len() == 3
-        })
-        .await;
-        let left = server.command(&["PTTL", &lost]).await;
-        let left: i64 = redis::from_redis_value(left).unwrap();
+        soon!(
+            "both keys of the queue exist",
+            server.read::<Vec<String>>("KEYS *:sku-1").await.len() == 3
+        );
+        let left = server.read::<i64>(&format!("PTTL {lost}")).await;
         assert!(left > 0, "{lost} never expires");
         leases.release(&sku(), &served.id).await.unwrap();
         let served = waiting.await.unwrap().unwrap();
@@ -255,17 +236,14 @@ async fn waiter_survives_the_loss_of_one_of_its_keys() {
 }
 
 fn is_full<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
-    match outcome {
-        Err(LeaseError::TooManyWaiters { resource }) if resource == sku() => {}
-        other => panic!("{other:?}"),
-    }
+    assert_matches!(outcome, Err(LeaseError::TooManyWaiters { resource }) if resource == sku());
 }
 
 #[tokio::test]
 async fn total_number_of_waiters_is_limited() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await.max_waiters(2);
-    let other = Resource::new("sku-2").unwrap();
+    let other = resource("sku-2");
     grant(&leases, &other, LONG).await;
     let first = grant(&leases, &sku(), LONG).await;
     let elsewhere = join_on(&leases, &other, Acquire::new(LONG).wait(LONG)).await;

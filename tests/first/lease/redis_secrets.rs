@@ -38,7 +38,7 @@ impl Monitor {
 
 /// Returns the stored value of the lease, and the stored part of its lease id.
 async fn stored(server: &RedisServer) -> (String, String) {
-    let value: String = redis::from_redis_value(server.command(&["GET", LEASE]).await).unwrap();
+    let value: String = server.read(&format!("GET {LEASE}")).await;
     let id = value.split(':').nth(2).unwrap().to_owned();
     (value, id)
 }
