@@ -8,12 +8,11 @@ use std::{
 };
 
 use http::{Request, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_fence::{
-    Resource,
     client::{AcquireError, Holder, HttpLeases, Loss, WithLeaseError},
     issuer::Issuer,
     lease::{Acquire, LeaseAdmin, LeaseError, Leases, MemoryLeases, Owner},
@@ -25,6 +24,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     epochs::InMemory,
     eventually,
+    fence::resource,
     http::Server,
     lease::{is_lost, sku, waiters},
     proxy::Link,
@@ -54,10 +54,8 @@ async fn next_write_carries_the_new_token() {
     assert_eq!(sent.await.unwrap().unwrap(), expected);
     let third = lease.renew_with_new_token().await.unwrap().token;
     let sent = client.oneshot(Request::get("/").body(()).unwrap());
-    assert_eq!(
-        sent.await.unwrap().unwrap(),
-        format!("{third};resource=\"sku-1\"")
-    );
+    let expected = format!("{third};resource=\"sku-1\"");
+    assert_eq!(sent.await.unwrap().unwrap(), expected);
 
     issued.store.break_lease(&sku(), None).await.unwrap();
     is_lost(lease.renew_with_new_token().await);
@@ -73,8 +71,7 @@ async fn any_duration_is_accepted() {
     let lease = holder.acquire("sku-1").await.unwrap();
     leases.inspect(lease.resource()).await.unwrap().unwrap();
     let request = Acquire::new(Duration::MAX).lock_delay(Duration::MAX);
-    let other = Resource::new("sku-2").unwrap();
-    leases.acquire(&other, request).await.unwrap();
+    leases.acquire(&resource("sku-2"), request).await.unwrap();
     let first = lease.token();
     assert!(lease.renew_with_new_token().await.unwrap().token > first);
     lease.release().await.unwrap();
@@ -93,51 +90,43 @@ async fn empty_owner_is_ignored() {
 async fn superseded_token_is_a_loss_and_used_token_is_not() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
-    let problem = |resource: &str, max_token: i64, used: bool| {
-        let problem = json!({
+    let problem = |presented: i64, members: Value| {
+        let mut problem = json!({
             "type": "https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token",
-            "resource": resource,
-            "presented_token": lease.token(),
-            "max_token": max_token,
-            "used": used,
+            "resource": "sku-1",
+            "presented_token": presented,
+            "max_token": presented + 1,
         });
-        problem.to_string().into_bytes()
+        let all = problem.as_object_mut().unwrap();
+        all.extend(members.as_object().unwrap().clone());
+        problem.to_string()
     };
     let refused = StatusCode::PRECONDITION_FAILED;
     let own = lease.token().get();
-    lease
-        .observe(refused, &problem("sku-1", own, true))
-        .unwrap();
-    lease
-        .observe(refused, &problem("sku-2", own + 1, false))
-        .unwrap();
-    lease
-        .observe(StatusCode::OK, &problem("sku-1", own + 1, false))
-        .unwrap();
-    lease.observe(refused, b"something else").unwrap();
-    let by_floor = problem("sku-1", own + 1, false);
-    let by_floor = String::from_utf8(by_floor)
-        .unwrap()
-        .replacen('{', r#"{"by_floor":true,"#, 1);
-    lease.observe(refused, by_floor.as_bytes()).unwrap();
+    let superseded = problem(own, json!({}));
+    for (status, body) in [
+        (
+            refused,
+            problem(own, json!({ "max_token": own, "used": true })),
+        ),
+        (refused, problem(own, json!({ "resource": "sku-2" }))),
+        (refused, problem(own, json!({ "by_floor": true }))),
+        (refused, "something else".into()),
+        (StatusCode::OK, superseded.clone()),
+    ] {
+        lease.observe(status, body.as_bytes()).unwrap();
+    }
     let lost = lease.lost();
-    let loss = lease
-        .observe(refused, &problem("sku-1", own + 1, false))
-        .unwrap_err();
-    assert_matches!(loss, Loss::Superseded(_));
+    let loss = lease.observe(refused, superseded.as_bytes());
+    assert_matches!(loss, Err(Loss::Superseded(_)));
     assert!(matches!(lost.await, Loss::Superseded(stale) if stale.max_token == own + 1));
     assert!(lease.run(async {}).await.is_err());
 
     // Another client has used the next token, as a reusable one.
     let lease = issued.holder(30_000).acquire("sku-2").await.unwrap();
-    let own = lease.token();
-    let refusal = json!({
-        "type": "https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token",
-        "resource": "sku-2",
-        "presented_token": own,
-        "max_token": own,
-    });
-    let loss = lease.observe(refused, refusal.to_string().as_bytes());
+    let own = lease.token().get();
+    let refusal = problem(own, json!({ "resource": "sku-2", "max_token": own }));
+    let loss = lease.observe(refused, refusal.as_bytes());
     assert_matches!(loss, Err(Loss::Superseded(_)));
 }
 
@@ -153,17 +142,14 @@ async fn holder_retries_until_its_wait_timeout() {
     lease.unwrap().unwrap().check().unwrap();
 
     let invalid = issued.holder(1).wait(Duration::from_secs(20));
-    let invalid = timeout(Duration::from_secs(5), invalid.acquire("sku-1"));
-    match invalid
-        .await
-        .expect("the holder retries an invalid request")
-        .unwrap_err()
-    {
-        AcquireError::Lease(LeaseError::Invalid { field, .. }) => assert_eq!(field, "ttl_ms"),
-        error => panic!("{error:?}"),
-    }
-    let unnamed = issued.holder(30_000).acquire("").await.unwrap_err();
-    assert!(matches!(unnamed, AcquireError::Resource(_)));
+    let invalid = timeout(Duration::from_secs(5), invalid.acquire("sku-1")).await;
+    let invalid = invalid.expect("the holder retries an invalid request");
+    assert_matches!(
+        invalid,
+        Err(AcquireError::Lease(LeaseError::Invalid { field, .. })) if field == "ttl_ms"
+    );
+    let unnamed = issued.holder(30_000).acquire("").await;
+    assert_matches!(unnamed, Err(AcquireError::Resource(_)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -178,11 +164,8 @@ async fn grant_with_a_lost_answer_is_found_again() {
     eventually!("the lease is granted", issued.is_held().await);
     issued.proxy.set(Link::Whole);
     let lease = asking.await.unwrap().unwrap();
-    assert_eq!(
-        lease.token().get(),
-        token + 1,
-        "the lease was granted twice"
-    );
+    // The lease was granted once.
+    assert_eq!(lease.token().get(), token + 1);
     lease.release().await.unwrap();
 
     // If the client does not retry, the lease is released.
@@ -232,10 +215,8 @@ impl<R> Service<R> for Asked {
     }
 
     fn call(&mut self, _: R) -> Self::Future {
-        assert!(
-            std::mem::take(&mut self.0),
-            "called without a check for readiness"
-        );
+        let was_polled = std::mem::take(&mut self.0);
+        assert!(was_polled, "called without a check for readiness");
         ready(Ok(()))
     }
 }
@@ -270,10 +251,8 @@ async fn wait_above_the_issuer_limit_takes_several_requests() {
     let db = Sqlite::fresh(2).await;
     let (_server, holder) = with_wait_limit(&db, Duration::from_millis(500)).await;
     let first = holder.acquire("sku-1").await.unwrap();
-    let waiting = tokio::spawn({
-        let holder = holder.clone().wait(Duration::from_secs(600));
-        async move { holder.acquire("sku-1").await }
-    });
+    let patient = holder.clone().wait(Duration::from_secs(600));
+    let waiting = tokio::spawn(async move { patient.acquire("sku-1").await });
     // This pause is longer than the issuer lets one request wait.
     sleep(Duration::from_millis(1_300)).await;
     assert!(!waiting.is_finished());
@@ -285,14 +264,10 @@ async fn wait_above_the_issuer_limit_takes_several_requests() {
     let _held = holder.acquire("sku-2").await.unwrap();
     let began = Instant::now();
     let refused = holder.clone().wait(Duration::from_millis(1_200));
-    let refused = refused.acquire("sku-2").await.unwrap_err();
-    let is_held = matches!(refused, AcquireError::Lease(LeaseError::Held { .. }));
-    assert!(is_held, "{refused:?}");
-    assert!(
-        began.elapsed() >= Duration::from_secs(1),
-        "{:?}",
-        began.elapsed()
-    );
+    let refused = refused.acquire("sku-2").await;
+    assert_matches!(refused, Err(AcquireError::Lease(LeaseError::Held { .. })));
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(1), "{took:?}");
 }
 
 #[tokio::test]
@@ -316,11 +291,8 @@ async fn several_leases_are_acquired_in_one_order() {
         tokio::spawn(async move {
             for _ in 0..20 {
                 let leases = holder.acquire_all(&names).await.unwrap();
-                let taken: Vec<_> = leases
-                    .iter()
-                    .map(|lease| lease.resource().as_str())
-                    .collect();
-                assert_eq!(taken, names);
+                let taken = leases.iter().map(|lease| lease.resource().as_str());
+                assert_eq!(Vec::from_iter(taken), names);
                 sleep(Duration::from_millis(1)).await;
                 for lease in leases {
                     lease.release().await.unwrap();
@@ -365,18 +337,14 @@ async fn earlier_lease_is_kept_while_waiting_for_the_next() {
 
     let _held = holder.acquire("b").await.unwrap();
     let waiting = both(&holder.clone().ttl(Duration::from_millis(600)));
-    let first = Resource::new("a").unwrap();
+    let first = resource("a");
     eventually!(
         "the first lease is acquired and broken",
         store.break_lease(&first, None).await.unwrap()
     );
     let ended = timeout(Duration::from_secs(30), waiting).await;
     let ended = ended.expect("the loss is not noticed").unwrap();
-    assert!(
-        matches!(ended, Err(AcquireError::Lease(LeaseError::Unavailable(_)))),
-        "{:?}",
-        ended.map(drop)
-    );
+    assert_matches!(ended, Err(AcquireError::Lease(LeaseError::Unavailable(_))));
 }
 
 /// The process is paused until its first lease has expired. When it resumes, the second lease is
@@ -390,7 +358,7 @@ async fn lease_lost_during_a_pause_is_not_returned() {
     let ttl = Duration::from_secs(3);
     let hasty = holder.ttl(ttl);
     let waiting = tokio::spawn(async move { hasty.acquire_all(&["a", "b"]).await });
-    let [first, second] = ["a", "b"].map(|name| Resource::new(name).unwrap());
+    let [first, second] = ["a", "b"].map(resource);
     eventually("the holder waits for the second lease", async || {
         let held = store.inspect(&second).await.unwrap();
         held.is_some_and(|held| held.waiters == 1) && store.inspect(&first).await.unwrap().is_some()
@@ -399,13 +367,9 @@ async fn lease_lost_during_a_pause_is_not_returned() {
     std::thread::sleep(ttl + Duration::from_millis(100));
     held.release().await.unwrap();
     let acquired = waiting.await.unwrap();
-    assert!(
-        matches!(
-            acquired,
-            Err(AcquireError::Lease(LeaseError::Unavailable(_)))
-        ),
-        "{:?}",
-        acquired.map(drop)
+    assert_matches!(
+        acquired,
+        Err(AcquireError::Lease(LeaseError::Unavailable(_)))
     );
 }
 
@@ -426,10 +390,8 @@ async fn holder_polls_an_issuer_without_a_queue() {
 async fn work_with_a_lease_ends_with_it() {
     let store = MemoryLeases::new(InMemory::default());
     let holder = Holder::new(store.clone());
-    let token = holder
-        .with_lease("sku-1", async |lease| lease.token())
-        .await;
-    assert_eq!(token.unwrap().get(), 1_000_000_001);
+    let token = holder.with_lease("sku-1", async |lease| lease.token());
+    assert_eq!(token.await.unwrap().get(), 1_000_000_001);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 
     let _held = holder.acquire("sku-2").await.unwrap();
@@ -456,8 +418,7 @@ async fn work_with_a_lease_ends_with_it() {
     });
     let began = Instant::now();
     let lost = timeout(Duration::from_secs(10), lost).await.unwrap();
-    let is_expected = matches!(lost, Err(WithLeaseError::Lost(Loss::NoProgress { .. })));
-    assert!(is_expected, "{lost:?}");
+    assert_matches!(lost, Err(WithLeaseError::Lost(Loss::NoProgress { .. })));
     assert_eq!(began.elapsed().as_millis(), 900);
 }
 
@@ -475,12 +436,8 @@ async fn lock_delay_follows_a_loss() {
         let lost = holder.with_lease("sku-1", async |_| std::future::pending::<()>().await);
         assert_matches!(lost.await, Err(WithLeaseError::Lost(Loss::MaxHold { .. })));
         let began = Instant::now();
-        next.acquire("sku-1")
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        let lease = next.acquire("sku-1").await.unwrap();
+        lease.release().await.unwrap();
         assert!(blocked_for.contains(&began.elapsed().as_secs()));
     }
     // The work has ended, so the program may release the lease.
@@ -504,15 +461,13 @@ async fn lock_delay_follows_only_a_loss_of_a_returned_lease() {
         .wait(seconds(10));
     let refused = delayed.acquire_all(&["sku-1", "sku-2"]).await;
     assert_matches!(
-        refused.map(drop),
+        refused,
         Err(AcquireError::Lease(LeaseError::Unavailable(_)))
     );
     let began = Instant::now();
     drop(next.acquire("sku-1").await.unwrap());
-    assert!(
-        began.elapsed() < seconds(1),
-        "the lost lease was not released"
-    );
+    let took = began.elapsed();
+    assert!(took < seconds(1), "the lost lease was not released");
 
     let leases = delayed.acquire_all(&["sku-3"]).await.unwrap();
     leases[0].lost().await;

@@ -228,14 +228,8 @@ async fn lease_granted_again_with_its_id_is_lost() {
     assert!(issued.store.break_lease(&sku(), None).await.unwrap());
     // Another client holds the lease for a moment. Then a late copy of the holder's own request
     // arrives.
-    let holder = issued.holder(60_000);
-    holder
-        .acquire("sku-1")
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let other = issued.holder(60_000).acquire("sku-1").await.unwrap();
+    other.release().await.unwrap();
     let granted = issued.store.acquire(&sku(), again).await.unwrap();
     assert!(granted.token > token);
     // The guard renews the lease after a third of the TTL.

@@ -157,24 +157,17 @@ async fn plain_statement_admits_the_same_tokens() {
             let (text, token, floor, expected, max_token) = match step {
                 Step::Write {
                     token,
-                    token_use: Use::SingleUse,
+                    token_use,
                     ends: Ends::Commit,
                     outcome,
                     max_token,
-                } => (admit, token, token, outcome == Outcome::Admitted, max_token),
-                Step::Write {
-                    token,
-                    token_use: Use::Reusable,
-                    ends: Ends::Commit,
-                    outcome,
-                    max_token,
-                } => (
-                    admit,
-                    token,
-                    token - 1,
-                    outcome == Outcome::Admitted,
-                    max_token,
-                ),
+                } => {
+                    let floor = match token_use {
+                        Use::SingleUse => token,
+                        Use::Reusable => token - 1,
+                    };
+                    (admit, token, floor, outcome == Outcome::Admitted, max_token)
+                }
                 Step::Raise {
                     token, max_token, ..
                 } => {
@@ -194,12 +187,12 @@ async fn plain_statement_admits_the_same_tokens() {
                 }
             };
             run_plain += 1;
+            let partition = crc32fast::hash(name.as_str().as_bytes()) & 0xff;
             let sql = text
                 .replace("$1", &format!("'{name}'"))
                 .replace("$2", &token.to_string())
-                .replace("$3", &floor.to_string());
-            let partition = format!("{}", crc32fast::hash(name.as_str().as_bytes()) & 0xff);
-            let sql = sql.replace("$4", &partition);
+                .replace("$3", &floor.to_string())
+                .replace("$4", &partition.to_string());
             let mut conn = db.pool.acquire().await.unwrap();
             let mut left = Err(sqlx::Error::RowNotFound);
             for statement in sql.split(';') {

@@ -25,7 +25,7 @@ use tower_fence::{
 };
 
 use super::{json, problem, resource, vectors};
-use crate::support::database::TestDatabase;
+use crate::support::database::{Fresh, TestDatabase};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -131,22 +131,19 @@ async fn the_field_is_parsed_in_sql() {
     }
 }
 
+/// Returns the admitted token, or the SQLSTATE of the refusal.
+async fn admit_header(db: &Fresh<Postgres>, field: &str, resource: &str) -> Result<i64, String> {
+    let admit = sqlx::query_scalar("SELECT tower_fence.admit_header($1, $2)").bind(field);
+    let admitted: sqlx::Result<i64> = admit.bind(resource).fetch_one(&db.pool).await;
+    let code = |error: &sqlx::Error| Some(error.as_database_error()?.code()?.into_owned());
+    admitted.map_err(|error| code(&error).unwrap())
+}
+
 /// The call for a resource uses the token of that resource, and not that of another resource.
 #[tokio::test]
 async fn admit_header_takes_the_token_of_its_resource() {
     let db = Postgres::fresh(1).await;
-    let admit = async |field: &str, resource: &str| {
-        let admitted: sqlx::Result<i64> =
-            sqlx::query_scalar("SELECT tower_fence.admit_header($1, $2)")
-                .bind(field)
-                .bind(resource)
-                .fetch_one(&db.pool)
-                .await;
-        admitted.map_err(|error| match error.as_database_error() {
-            Some(error) => error.code().unwrap().into_owned(),
-            None => panic!("{error}"),
-        })
-    };
+    let admit = async |field: &str, resource: &str| admit_header(&db, field, resource).await;
     let both = r#"42;resource="a", 7;resource="b""#;
     assert_eq!(admit(both, "a").await, Ok(42));
     assert_eq!(admit(both, "b").await, Ok(7));
@@ -252,21 +249,16 @@ async fn sql_and_the_crate_read_odd_fields_alike() {
         let in_sql: Option<Value> = in_sql.map(|read| serde_json::from_str(&read).unwrap());
         let in_rust = header::parse([field]).ok().map(|tokens| {
             let pair = |token: &FencingToken| {
-                serde_json::json!([
-                    token.token.get(),
-                    token.resource.as_ref().map(Resource::as_str)
-                ])
+                let resource = token.resource.as_ref().map(Resource::as_str);
+                serde_json::json!([token.token, resource])
             };
             Value::from_iter(tokens.iter().map(pair))
         });
         assert_eq!(in_sql, in_rust, "{field:?}");
         valid += usize::from(in_rust.is_some());
     }
-    assert!(
-        valid > 100 && fields.len() > 10 * valid / 9,
-        "{valid} of {}",
-        fields.len()
-    );
+    let all = fields.len();
+    assert!(valid > 100 && all > 10 * valid / 9, "{valid} of {all}");
 }
 
 /// One call for each resource admits the same tokens as the layer. A call cannot refuse tokens for
@@ -284,22 +276,9 @@ async fn admit_header_agrees_with_the_layer_on_requests() {
         let mut codes = vec![];
         let mut tokens = BTreeMap::new();
         for resource in named {
-            let admitted: sqlx::Result<i64> =
-                sqlx::query_scalar("SELECT tower_fence.admit_header($1, $2)")
-                    .bind(&field)
-                    .bind(resource)
-                    .fetch_one(&db.pool)
-                    .await;
-            match admitted {
+            match admit_header(&db, &field, resource).await {
                 Ok(token) => _ = tokens.insert(resource.clone(), token),
-                Err(error) => codes.push(
-                    error
-                        .as_database_error()
-                        .unwrap()
-                        .code()
-                        .unwrap()
-                        .into_owned(),
-                ),
+                Err(code) => codes.push(code),
             }
         }
         let context = format!("{field:?} for {:?}", vector.resources);

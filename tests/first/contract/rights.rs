@@ -19,6 +19,7 @@ use tower_fence::{
 use super::{admission::answer, grants, resource, token};
 use crate::support::{
     database::TestDatabase,
+    lease::LONG,
     redis::{fresh_prefix, shared_url},
 };
 
@@ -77,10 +78,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
         db.execute(&format!("REVOKE {right} FROM {}", role.name))
             .await;
         let outcome = work(role.pool().await, &db.pool).await;
-        assert!(
-            outcome.is_err(),
-            "{documented} is granted {right} but does not need it"
-        );
+        assert!(outcome.is_err(), "{documented} does not need {right}");
         db.execute(&format!("GRANT {right} TO {}", role.name)).await;
     }
     work(role.pool().await, &db.pool).await.unwrap();
@@ -178,13 +176,9 @@ async fn issuer_needs_these_rights() {
         // The second issuer finds the epoch of the first one.
         for _ in 0..2 {
             let leases = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
-            let leases = leases
-                .connect(&shared_url())
-                .await?
-                .announced_to(fence.clone());
-            let lease = leases
-                .acquire(&name, Acquire::new(Duration::from_secs(30)))
-                .await?;
+            let leases = leases.connect(&shared_url()).await?;
+            let leases = leases.announced_to(fence.clone());
+            let lease = leases.acquire(&name, Acquire::new(LONG)).await?;
             leases.release(&name, &lease.id).await?;
             forget(owner, &name).await;
         }
@@ -200,14 +194,12 @@ async fn issuer_in_postgres_needs_these_rights() {
         fence.migrate().await?;
         let leases = PostgresLeases::new(fence);
         let (name, short) = (new_resource(), Duration::from_millis(200));
-        let lease = leases
-            .acquire(&name, Acquire::new(Duration::from_secs(30)))
-            .await?;
+        let lease = leases.acquire(&name, Acquire::new(LONG)).await?;
         let in_vain = leases.acquire(&name, Acquire::new(short).wait(short)).await;
         if !matches!(in_vain, Err(LeaseError::Held { .. })) {
             return Err(format!("{in_vain:?}").into());
         }
-        let renew = Renew::new(Duration::from_secs(30)).with_new_token();
+        let renew = Renew::new(LONG).with_new_token();
         leases.renew(&name, &lease.id, renew).await?;
         leases.list(10, None).await?;
         leases.release(&name, &lease.id).await?;
@@ -220,10 +212,8 @@ async fn issuer_in_postgres_needs_these_rights() {
             sqlx::query(call).execute(&pool).await?;
         }
         let abandon = "SELECT tower_fence.lease_end($1, '', 1), tower_fence.lease_call($1)";
-        sqlx::query(abandon)
-            .bind(name.as_str())
-            .execute(&pool)
-            .await?;
+        let abandon = sqlx::query(abandon).bind(name.as_str());
+        abandon.execute(&pool).await?;
         Ok(())
     })
     .await;

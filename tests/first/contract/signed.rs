@@ -97,10 +97,8 @@ async fn forged_tokens_are_refused_with_one_answer() {
         .route_layer(FenceLayer::new(db.fence(), PathParam("sku")).verify_with(keys.clone()));
     let send = async |field: &str| {
         let request = Request::post("/sku-1").header("Fencing-Token", field);
-        app.clone()
-            .oneshot(request.body(Body::empty()).unwrap())
-            .await
-            .unwrap()
+        let request = request.body(Body::empty()).unwrap();
+        app.clone().oneshot(request).await.unwrap()
     };
     let mut answers = vec![];
     for Refused { comment, field } in &vectors.refused {

@@ -13,40 +13,30 @@ async fn each_call_answers_as_documented() {
     let service = Inventory::start(&[]).await;
     let caller = Caller::of(&service);
     assert_eq!(caller.get("/healthz").await.status, 200);
-    caller
-        .get("/inventory/sku-1")
-        .await
-        .is_problem(404, "not-found");
+    let missing = caller.get("/inventory/sku-1").await;
+    missing.is_problem(404, "not-found");
     for path in ["/inventory/%00", "/inventory/%FF"] {
         let problem = caller.get(path).await.is_problem(422, "invalid-request");
         assert_eq!(problem["field"], "resource");
     }
     let token = caller.acquire("sku-1", 30_000).await;
     let decrement = async |body: Value| caller.decrement("sku-1", &token, body).await;
-    decrement(json!({ "quantity": 1 }))
-        .await
-        .is_problem(404, "not-found");
+    let missing = decrement(json!({ "quantity": 1 })).await;
+    missing.is_problem(404, "not-found");
 
-    let put = caller
-        .client
-        .put(service.url("/inventory/sku-1"))
-        .header("Fencing-Token", &token);
-    assert_eq!(
-        Answer::to(put.json(&json!({ "stock": 3 }))).await.status,
-        200
-    );
+    let put = caller.client.put(service.url("/inventory/sku-1"));
+    let put = put.header("Fencing-Token", &token);
+    let put = Answer::to(put.json(&json!({ "stock": 3 }))).await;
+    assert_eq!(put.status, 200);
     // The single-use token is used up.
-    decrement(json!({ "quantity": 1 }))
-        .await
-        .is_problem(412, "stale-token");
+    let again = decrement(json!({ "quantity": 1 })).await;
+    again.is_problem(412, "stale-token");
 
     caller.set("sku-2", 3).await;
     let token = caller.acquire("sku-2", 30_000).await;
     let decrement = async |body: Value| caller.decrement("sku-2", &token, body).await;
-    let problem = decrement(json!({ "quantity": 4 }))
-        .await
-        .is_problem(409, "out-of-stock");
-    assert_eq!(problem["stock"], 3);
+    let refused = decrement(json!({ "quantity": 4 })).await;
+    assert_eq!(refused.is_problem(409, "out-of-stock")["stock"], 3);
     for body in [
         json!({ "quantity": 0 }),
         json!({ "quantity": -1 }),
@@ -90,13 +80,10 @@ async fn transfer_changes_both_items_or_neither() {
     assert_eq!(problem["resource"], "sku-2");
 
     let same = "/inventory/sku-1/transfer/sku-1";
-    let problem = transfer(same, &[&one], 2)
-        .await
-        .is_problem(422, "invalid-request");
-    assert_eq!(problem["field"], "to");
-    transfer(there, &[&one], 2)
-        .await
-        .is_problem(428, "token-required");
+    let refused = transfer(same, &[&one], 2).await;
+    assert_eq!(refused.is_problem(422, "invalid-request")["field"], "to");
+    let refused = transfer(there, &[&one], 2).await;
+    refused.is_problem(428, "token-required");
 
     // This is a new token for sku-2 from another issuer. Any higher integer is admitted.
     let two = r#"999000000000;resource="sku-2""#;
@@ -131,10 +118,8 @@ async fn metrics_report_each_outcome() {
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
     }
-    assert!(
-        !metrics.contains("\"a\""),
-        "a metric has the resource as a label"
-    );
+    // No metric has the resource as a label.
+    assert!(!metrics.contains("\"a\""), "{metrics}");
 }
 
 #[tokio::test]
@@ -167,12 +152,10 @@ async fn without_redis_writes_continue_but_grants_fail() {
     let unhealthy = caller.get("/healthz").await;
     unhealthy.is_problem(503, "store-unavailable");
     let refused = caller.client.post(service.url("/locks/sku-2"));
-    Answer::to(refused)
-        .await
-        .is_problem(503, "store-unavailable");
-    let answer = caller
-        .decrement("sku-1", &token, json!({ "quantity": 1 }))
-        .await;
+    let refused = Answer::to(refused).await;
+    refused.is_problem(503, "store-unavailable");
+    let order = json!({ "quantity": 1 });
+    let answer = caller.decrement("sku-1", &token, order).await;
     assert_eq!(answer.json()["stock"], 9);
     redis.start_again().await;
     eventually!(

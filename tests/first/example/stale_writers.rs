@@ -8,6 +8,11 @@ use sqlx::Postgres;
 use super::caller::{Caller, on_servers};
 use crate::support::{database::TestDatabase, process::Inventory};
 
+/// Returns the lines of the log that report stale writers.
+fn stale_writers(log: &str) -> impl Iterator<Item = &str> {
+    log.lines().filter(|line| line.contains("stale writer"))
+}
+
 /// A lease expires while its holder is paused. The successor writes, and then the holder resumes.
 async fn a_stale_writer_bounces(service: &Inventory) {
     let caller = Caller::of(service);
@@ -17,15 +22,12 @@ async fn a_stale_writer_bounces(service: &Inventory) {
     // acquired the lease.
     let second = caller.acquire("sku-1", 30_000).await;
 
-    let answer = caller
-        .decrement("sku-1", &second, json!({ "quantity": 1 }))
-        .await;
+    let order = json!({ "quantity": 1 });
+    let answer = caller.decrement("sku-1", &second, order.clone()).await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.json(), json!({ "sku": "sku-1", "stock": 9 }));
 
-    let refused = caller
-        .decrement("sku-1", &first, json!({ "quantity": 1 }))
-        .await;
+    let refused = caller.decrement("sku-1", &first, order).await;
     let problem = refused.is_problem(412, "stale-token");
     let number = |token: &str| token.split(';').next().unwrap().parse::<i64>().unwrap();
     assert!(number(&first) < number(&second));
@@ -35,18 +37,11 @@ async fn a_stale_writer_bounces(service: &Inventory) {
 
     // A single log line names the resource and both tokens.
     let log = service.log();
-    let lines: Vec<_> = log
-        .lines()
-        .filter(|line| line.contains("stale writer"))
-        .collect();
+    let lines: Vec<_> = stale_writers(&log).collect();
     assert_eq!(lines.len(), 1, "{log}");
-    for part in [
-        "resource=\"sku-1\"".to_owned(),
-        format!("presented_token={}", number(&first)),
-        format!("max_token={}", number(&second)),
-    ] {
-        assert!(lines[0].contains(&part), "{part} is missing: {}", lines[0]);
-    }
+    assert_contains!(lines[0], "resource=\"sku-1\"");
+    assert_contains!(lines[0], &format!("presented_token={}", number(&first)));
+    assert_contains!(lines[0], &format!("max_token={}", number(&second)));
 }
 
 #[tokio::test]
@@ -54,10 +49,8 @@ async fn stale_writer_is_refused_without_any_server() {
     let service = Inventory::start(&[]).await;
     a_stale_writer_bounces(&service).await;
     let stdout = service.stdout();
-    assert!(
-        stdout.contains("SQLite in ") && stdout.contains("in this process"),
-        "{stdout}"
-    );
+    assert_contains!(stdout, "SQLite in ");
+    assert_contains!(stdout, "in this process");
     assert!(stdout.matches("curl ").count() >= 4, "{stdout}");
 }
 
@@ -81,17 +74,11 @@ async fn many_stale_writers_are_logged_in_few_lines() {
     storm().await;
     let seconds = began.elapsed().as_secs();
     let log = service.log();
-    let suppressed = log
-        .lines()
-        .filter(|line| line.contains("stale writer"))
-        .map(|line| {
-            let (_, behind) = line
-                .split_once("suppressed=")
-                .expect("the log line has no suppressed count");
-            let digits = behind.find(|c: char| !c.is_ascii_digit());
-            let digits = &behind[..digits.unwrap_or(behind.len())];
-            digits.parse::<u64>().unwrap()
-        });
+    let suppressed = stale_writers(&log).map(|line| {
+        let (_, behind) = line.split_once("suppressed=").unwrap();
+        let digits = behind.split(|c: char| !c.is_ascii_digit()).next();
+        digits.unwrap().parse::<u64>().unwrap()
+    });
     let suppressed: Vec<_> = suppressed.collect();
     let lines = suppressed.len() as u64;
     assert!((2..=seconds + 2).contains(&lines), "{lines} in {seconds} s");
@@ -103,10 +90,8 @@ async fn stale_writer_is_refused_on_postgres_and_redis() {
     let (service, db, _redis) = on_servers().await;
     a_stale_writer_bounces(&service).await;
     let stdout = service.stdout();
-    assert!(
-        stdout.contains("Postgres") && stdout.contains("Redis"),
-        "{stdout}"
-    );
+    assert_contains!(stdout, "Postgres");
+    assert_contains!(stdout, "Redis");
     if let Some(password) = reqwest::Url::parse(&db.url).unwrap().password() {
         assert!(!stdout.contains(password) && !service.log().contains(password));
     }

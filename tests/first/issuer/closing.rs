@@ -14,7 +14,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     http::{Answer, Server},
-    lease::{LONG, grant, sku},
+    lease::{LONG, grant, sku, waiters},
 };
 
 #[tokio::test]
@@ -39,25 +39,17 @@ async fn waiting_requests_end(store: impl LeaseAdmin + Clone) {
     let first = grant(&store, &sku(), LONG).await;
     let wait = || server.post("/sku-1").json(&json!({ "wait_ms": 60_000 }));
     let waiting = tokio::spawn(Answer::to(wait()));
-    eventually("the request waits", async || {
-        let held = store.inspect(&sku()).await.unwrap();
-        held.is_some_and(|held| held.waiters == 1)
-    })
-    .await;
+    eventually!("the request waits", waiters(&store).await == 1);
     stop.send(()).unwrap();
     let ended = timeout(Duration::from_secs(10), waiting).await;
     let answer = ended.expect("the waiter was not answered").unwrap();
     answer.is_problem(503, "server-busy");
     assert_eq!(answer.headers["retry-after"], "1");
-    eventually!(
-        "the waiter has left the queue",
-        store.inspect(&sku()).await.unwrap().unwrap().waiters == 0
-    );
+    eventually!("the waiter has left the queue", waiters(&store).await == 0);
     // A later request does not wait, and a free lease is still granted.
     let later = timeout(Duration::from_secs(10), Answer::to(wait())).await;
-    later
-        .expect("the request waits")
-        .is_problem(503, "server-busy");
+    let later = later.expect("the request waits");
+    later.is_problem(503, "server-busy");
     store.release(&sku(), &first.id).await.unwrap();
     assert_eq!(Answer::to(wait()).await.status, 201);
 }

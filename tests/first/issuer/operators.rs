@@ -27,16 +27,12 @@ async fn operators_list_and_break<S: TestStore>() {
     let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());
     let server = Server::start(app).await;
     let list = async |query: &str| Answer::to(server.get(&format!("/locks{query}"))).await;
-    assert_eq!(
-        list("").await.json(),
-        json!({ "leases": [], "cursor": null })
-    );
+    let empty = json!({ "leases": [], "cursor": null });
+    assert_eq!(list("").await.json(), empty);
     for name in ["a", "b", "c"] {
         let body = json!({ "owner": format!("owner of {name}") });
-        assert_eq!(
-            server.acquire(&format!("/locks/{name}"), body).await.status,
-            201
-        );
+        let granted = server.acquire(&format!("/locks/{name}"), body).await;
+        assert_eq!(granted.status, 201);
     }
     let answer = list("?limit=1000").await;
     assert_eq!(answer.headers["cache-control"], "no-store");
@@ -55,11 +51,10 @@ async fn operators_list_and_break<S: TestStore>() {
         let page = list(&format!("?limit=1&cursor={cursor}")).await.json();
         let page_leases = page["leases"].as_array().unwrap();
         assert!(page_leases.len() <= 1);
-        names.extend(
-            page_leases
-                .iter()
-                .map(|lease| lease["resource"].to_string()),
-        );
+        let page_names = page_leases
+            .iter()
+            .map(|lease| lease["resource"].to_string());
+        names.extend(page_names);
         match page["cursor"].as_str() {
             Some(next) => cursor = next.to_owned(),
             None => break,

@@ -57,27 +57,19 @@ async fn each_wrong_request_has_its_answer<S: TestStore>() {
     }
     let huge = server.post("/locks/a").body(" ".repeat(20_000));
     Answer::to(huge).await.is_problem(413, "body-too-large");
-    for path in [
-        format!("/locks/{too_long}"),
-        "/locks/%0A".into(),
-        "/locks/%FF".into(),
-    ] {
+    for name in [&too_long, "%0A", "%FF"] {
+        let path = format!("/locks/{name}");
         let answer = server.acquire(&path, json!({})).await;
-        assert_eq!(
-            answer.is_problem(422, "invalid-request")["field"],
-            "resource",
-            "{path}"
-        );
+        let problem = answer.is_problem(422, "invalid-request");
+        assert_eq!(problem["field"], "resource", "{path}");
     }
     let no_id = server.client.delete(server.url("/locks/a"));
     let two_ids = server.client.put(server.url("/locks/a"));
     let two_ids = two_ids
         .header("Lease-Id", "x".repeat(22))
         .header("Lease-Id", "y".repeat(22));
-    let bad_id = server
-        .client
-        .delete(server.url("/locks/a"))
-        .header("Lease-Id", "short");
+    let bad_id = server.client.delete(server.url("/locks/a"));
+    let bad_id = bad_id.header("Lease-Id", "short");
     for request in [no_id, two_ids, bad_id] {
         let problem = Answer::to(request).await.is_problem(422, "invalid-request");
         assert_eq!(problem["field"], "lease-id");
@@ -88,17 +80,11 @@ async fn each_wrong_request_has_its_answer<S: TestStore>() {
         json!({ "wait_ms": 0 }),
         json!({ "new_token": 1 }),
     ] {
-        server
-            .renew("/locks/a", &id, body)
-            .await
-            .is_problem(422, "invalid-request");
+        let refused = server.renew("/locks/a", &id, body).await;
+        refused.is_problem(422, "invalid-request");
     }
-    assert_eq!(
-        Answer::to(server.client.patch(server.url("/locks/a")))
-            .await
-            .status,
-        405
-    );
+    let patch = server.client.patch(server.url("/locks/a"));
+    assert_eq!(Answer::to(patch).await.status, 405);
     assert_eq!(Answer::to(server.post("/locks/")).await.status, 404);
     // None of these requests has taken the lock.
     assert_eq!(server.inspect("/locks/a").await["held"], false);
@@ -120,6 +106,7 @@ async fn the_limits_can_be_set<S: TestStore>() {
 
 /// A browser sends a POST with one of three content types to another site without a preflight.
 async fn cross_site_page_acquires_no_lock_without_preflight<S: TestStore>() {
+    const TTL: &str = r#"{"ttl_ms": 1000}"#;
     let (leases, _, _db) = S::fresh().await;
     let app = Issuer::new(leases).operator_router();
     let server = Server::start(Router::new().nest("/locks", app)).await;
@@ -131,16 +118,13 @@ async fn cross_site_page_acquires_no_lock_without_preflight<S: TestStore>() {
         None,
     ];
     for content_type in simple {
+        let evil = Some("http://evil.example");
         for (path, body, origin) in [
-            ("/locks/a", "{\"ttl_ms\": 1000}", None),
-            (
-                "/locks/a",
-                "{\"ttl_ms\": 1000}",
-                Some("http://evil.example"),
-            ),
-            ("/locks/a", "", Some("http://evil.example")),
+            ("/locks/a", TTL, None),
+            ("/locks/a", TTL, evil),
+            ("/locks/a", "", evil),
             ("/locks/a", "", Some("null")),
-            ("/locks/a/break", "", Some("http://evil.example")),
+            ("/locks/a/break", "", evil),
         ] {
             let mut request = server.post(path).body(body);
             if let Some(content_type) = content_type {
@@ -161,7 +145,7 @@ async fn cross_site_page_acquires_no_lock_without_preflight<S: TestStore>() {
         "Application/JSON; charset=utf-8",
         "application/vnd.shop+json",
     ] {
-        let request = server.post("/locks/a").body("{\"ttl_ms\": 1000}");
+        let request = server.post("/locks/a").body(TTL);
         let request = request.header("Content-Type", content_type);
         let answer = Answer::to(request.header("Origin", "http://own.example")).await;
         assert_eq!(answer.status, 201, "{content_type}");
