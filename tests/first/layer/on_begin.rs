@@ -207,7 +207,12 @@ async fn the_hold_limit_bounds_hook_and_handler_together() {
     let start = async |hold: Duration| {
         let fence = db.fence_with(|fence| fence.hold_timeout(hold));
         let layer = FenceLayer::new(fence, PathParam("r"));
-        let hooked = layer.on_begin(|_, _| Box::pin(async { Ok(sleep(PART).await) }));
+        let hooked = layer.on_begin(|_, _| {
+            Box::pin(async {
+                sleep(PART).await;
+                Ok(())
+            })
+        });
         Server::at("/{r}", post(|| sleep(PART)).route_layer(hooked)).await
     };
     let strict = start(Duration::from_secs(1)).await;
