@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor, Postgres};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::program::{HOLDER, OPERATOR, Served, file, path, run, run_on, secret_options};
+use super::program::{
+    HOLDER, OPERATOR, Served, file, path, run, run_on, secret_options, serving,
+    serving_with_secrets, words,
+};
 use crate::support::{database::TestDatabase, eventually, http::Answer};
 
 async fn asked(server: &Served, secret: Option<&str>, method: Method, path: &str) -> Answer {
@@ -55,18 +58,12 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
             asked(&server, None, Method::GET, path).await.status == 200
         );
     }
-    server
-        .logs("refused a request without a known secret")
+    let refused = server
+        .line("refused a request without a known secret")
         .await;
+    assert_contains!(refused, "peer=127.0.0.1:");
+    assert_contains!(refused, "\"/locks/sku-1\"");
     let log = server.log();
-    let refused = log
-        .lines()
-        .find(|line| line.contains("refused a request"))
-        .unwrap();
-    assert!(
-        refused.contains("peer=127.0.0.1:") && refused.contains("\"/locks/sku-1\""),
-        "{log}"
-    );
     assert!(!log.contains("another-secret"), "{log}");
     // There is at most one line per second.
     let lines = log.matches("refused a request").count() as u64;
@@ -78,9 +75,7 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
 
 #[tokio::test]
 async fn operator_routes_are_closed_to_holders() {
-    let db = Postgres::fresh(2).await;
-    let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
+    let (_db, server) = serving_with_secrets().await;
     let granted = asked(&server, Some(HOLDER), Method::POST, "/locks/sku-1").await;
     assert_eq!(granted.status, 201);
     for (method, path) in [
@@ -93,14 +88,10 @@ async fn operator_routes_are_closed_to_holders() {
         refused.is_problem(403, "operators-only");
     }
     let logged = "refused a request for operators that has the secret of a holder";
-    server.logs(logged).await;
-    let log = server.log();
-    let line = log.lines().find(|line| line.contains(logged)).unwrap();
-    assert!(
-        line.contains("peer=127.0.0.1:") && line.contains("\"/locks\""),
-        "{line}"
-    );
-    assert!(!log.contains(HOLDER), "{log}");
+    let line = server.line(logged).await;
+    assert_contains!(line, "peer=127.0.0.1:");
+    assert_contains!(line, "\"/locks\"");
+    assert!(!server.log().contains(HOLDER), "{}", server.log());
     let list = asked(&server, Some(OPERATOR), Method::GET, "/locks").await;
     assert_eq!(list.json()["leases"][0]["resource"], "sku-1");
     let broken = asked(&server, Some(OPERATOR), Method::POST, "/locks/sku-1/break").await;
@@ -109,9 +100,7 @@ async fn operator_routes_are_closed_to_holders() {
 
 #[tokio::test]
 async fn console_is_for_operators_and_browsers_request_the_secret() {
-    let db = Postgres::fresh(2).await;
-    let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
+    let (_db, server) = serving_with_secrets().await;
     for (path, scheme) in [
         ("/console", "Basic "),
         ("/console/", "Basic "),
@@ -143,9 +132,7 @@ async fn console_is_for_operators_and_browsers_request_the_secret() {
 
 #[tokio::test]
 async fn log_names_the_operator_of_each_change() {
-    let db = Postgres::fresh(2).await;
-    let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
+    let (_db, server) = serving_with_secrets().await;
     let lease = async || {
         let granted = asked(&server, Some(HOLDER), Method::POST, "/locks/sku-1").await;
         granted.json()["token"].clone()
@@ -192,9 +179,7 @@ async fn log_names_the_operator_of_each_change() {
 
 #[tokio::test]
 async fn change_is_logged_even_if_the_operator_disconnects() {
-    let db = Postgres::fresh(2).await;
-    let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = Served::start(&db.url, &secret_options(&holders, &operators)).await;
+    let (db, server) = serving_with_secrets().await;
     let granted = asked(&server, Some(HOLDER), Method::POST, "/locks/sku-1").await;
     let body = json!({ "resource": "sku-1", "token": granted.json()["token"] });
     for (call, table, log) in [
@@ -219,10 +204,8 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
     let db = Postgres::fresh(2).await;
     for address in ["0.0.0.0:0", "[::]:0"] {
         let refused = run_on(&db.url, &["serve", "--listen", address]).await;
-        refused
-            .is(78)
-            .says("--allow-anyone")
-            .says("TOWER_FENCE_HOLDER_SECRETS_FILE");
+        refused.is(78).says("--allow-anyone");
+        refused.says("TOWER_FENCE_HOLDER_SECRETS_FILE");
     }
     let arguments = ["--listen", "0.0.0.0:0", "--allow-anyone"];
     let server = Served::start(&db.url, &arguments).await;
@@ -231,13 +214,11 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
     let named = Answer::to(request.header("Host", "locks.example")).await;
     assert_eq!(named.status, 200, "{named:?}");
     let secret = file(OPERATOR);
-    let arguments = [
-        "--listen",
-        "0.0.0.0:0",
-        "--operator-secrets-file",
-        path(&secret),
-    ];
-    let mut server = Served::start(&db.url, &arguments).await;
+    let arguments = format!(
+        "--listen 0.0.0.0:0 --operator-secrets-file {}",
+        path(&secret)
+    );
+    let mut server = Served::start(&db.url, &words(&arguments)).await;
     server.logs("unencrypted").await;
     server.signal("-TERM");
     assert!(server.exit().await.success());
@@ -246,8 +227,7 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
 /// The server refuses requests of a page whose host name resolves to this machine.
 #[tokio::test]
 async fn without_secrets_the_server_accepts_only_local_host_names() {
-    let db = Postgres::fresh(2).await;
-    let server = Served::start(&db.url, &[]).await;
+    let (_db, server) = serving(&[]).await;
     let list = async |host: &str| {
         let request = server.client.get(server.url("/locks"));
         Answer::to(request.header("Host", host)).await
@@ -289,9 +269,8 @@ async fn sighup_reloads_the_secrets() {
     let arguments = [&secrets[..], &["--token-key-file", path(&keys)]].concat();
     let server = Served::start(&db.url, &arguments).await;
     let status = async |secret: &str| {
-        asked(&server, Some(secret), Method::GET, "/locks/sku-1")
-            .await
-            .status
+        let answer = asked(&server, Some(secret), Method::GET, "/locks/sku-1");
+        answer.await.status
     };
     let next = "the-next-secret-of-holders";
     std::fs::write(holders.path(), next).unwrap();
@@ -308,17 +287,11 @@ async fn sighup_reloads_the_secrets() {
     server.signal("-HUP");
     // Only two of three reloads read valid secrets. No certificate is configured.
     let all = r#"reloaded what="secrets of clients, token keys""#;
-    eventually!(
-        "the third reload is logged",
-        server.log().matches(all).count() >= 2
-    );
+    let reloads = |of| server.log().matches(of).count();
+    eventually!("the third reload is logged", reloads(all) >= 2);
+    let of_keys = r#"reloaded what="token keys""#;
+    assert_eq!((reloads(all), reloads(of_keys)), (2, 1));
     let log = server.log();
-    assert_eq!(log.matches(all).count(), 2, "{log}");
-    assert_eq!(
-        log.matches(r#"reloaded what="token keys""#).count(),
-        1,
-        "{log}"
-    );
     assert!(!log.contains("environment"), "{log}");
     // A reload checks the permissions of each file with secrets, as the start does.
     let all_may_read = std::os::unix::fs::PermissionsExt::from_mode(0o644);
@@ -333,9 +306,8 @@ async fn secret_of_both_roles_is_reported() {
     let db = Postgres::fresh(2).await;
     let both = file(OPERATOR);
     let server = Served::start(&db.url, &secret_options(&both, &both)).await;
-    server
-        .logs("clients with it have the rights of operators")
-        .await;
+    let warning = "clients with it have the rights of operators";
+    server.logs(warning).await;
     let list = asked(&server, Some(OPERATOR), Method::GET, "/locks").await;
     assert_eq!(list.status, 200, "{list:?}");
 }
@@ -373,19 +345,14 @@ async fn invalid_secret_files_are_refused() {
         ),
     ] {
         let secrets = file(text);
-        let refused = run(
-            &["serve", "--holder-secrets-file", path(&secrets)],
-            &variables,
-        )
-        .await;
+        let serve = ["serve", "--holder-secrets-file", path(&secrets)];
+        let refused = run(&serve, &variables).await;
         refused.is(78).says(why);
         assert!(!refused.stderr.contains("hunter2") && !refused.stderr.contains("0123456789"));
     }
     let missing = ["serve", "--holder-secrets-file", "/nowhere/secrets"];
-    run(&missing, &variables)
-        .await
-        .is(78)
-        .says("/nowhere/secrets: No such file");
+    let refused = run(&missing, &variables).await;
+    refused.is(78).says("/nowhere/secrets: No such file");
     // Setting both the variable and the file is an error.
     let both = [("TOWER_FENCE_HOLDER_SECRETS", HOLDER), variables[0]];
     let secrets = file(HOLDER);
@@ -404,9 +371,8 @@ async fn environment_secrets_work_and_world_readable_files_warn() {
         ("TOWER_FENCE_HOLDER_SECRETS", HOLDER),
         ("TOWER_FENCE_OPERATOR_SECRETS_FILE", path(&operators)),
     ];
-    let server = Served::start_with(&[], &variables)
-        .await
-        .with_secret(HOLDER);
+    let server = Served::start_with(&[], &variables).await;
+    let server = server.with_secret(HOLDER);
     let granted: Value = server.post("/locks/sku-1", &json!({})).await.json();
     assert_eq!(granted["token"], 1_000_000_001);
     server.logs("every user of this machine can read").await;
@@ -414,8 +380,7 @@ async fn environment_secrets_work_and_world_readable_files_warn() {
     assert!(!server.log().contains("not read again"));
     server.signal("-HUP");
     server.logs(r#"reloaded what="secrets of clients""#).await;
-    server
-        .logs(r#"not read again: restart the server variable="TOWER_FENCE_HOLDER_SECRETS""#)
-        .await;
+    let kept = r#"not read again: restart the server variable="TOWER_FENCE_HOLDER_SECRETS""#;
+    server.logs(kept).await;
     assert_eq!(server.log().matches("not read again").count(), 1);
 }

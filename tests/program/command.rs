@@ -7,22 +7,14 @@ use std::{
 
 use reqwest::Method;
 use serde_json::json;
-use sqlx::Postgres;
 use tempfile::TempDir;
 
-pub use super::program::end;
 use super::program::{Served, under};
+pub use super::program::{end, serving};
 use crate::support::{
-    database::{Fresh, TestDatabase},
     eventually,
     process::{Process, stat},
 };
-
-pub async fn serving() -> (Fresh<Postgres>, Served) {
-    let db = Postgres::fresh(4).await;
-    let server = Served::start(&db.url, &[]).await;
-    (db, server)
-}
 
 /// Starts `tower-fence run` with a shell script, and returns without waiting for its end.
 pub fn start(server: &Served, options: &[&str], script: &str) -> Process {
@@ -91,6 +83,11 @@ impl Notes {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
+    }
+
+    /// Returns a script in which `NOTES` is this folder.
+    pub fn script(&self, text: &str) -> String {
+        text.replace("NOTES", self.0.path().to_str().unwrap())
     }
 
     pub fn text(&self, name: &str) -> String {

@@ -44,10 +44,7 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
     // The output is itself a file of settings.
     let again = file(&printed.stdout);
     let again = run(&["config", "--config", path(&again)], &[]).await;
-    assert!(
-        again.is(0).stdout.contains("max-wait = \"50s\"  # file"),
-        "{again:?}"
-    );
+    assert_contains!(again.is(0).stdout, "max-wait = \"50s\"  # file");
 }
 
 /// A server must not start without the secrets that its configuration file names.
@@ -101,10 +98,8 @@ async fn invalid_variable_is_named_without_its_value() {
         assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
     }
     let large = run(&["config"], &[("TOWER_FENCE_MAX_REQUESTS", "12345678")]).await;
-    large
-        .is(64)
-        .says("TOWER_FENCE_MAX_REQUESTS")
-        .says("1..1000000");
+    large.is(64).says("TOWER_FENCE_MAX_REQUESTS");
+    large.says("1..1000000");
     assert!(!large.stderr.contains("12345678"), "{large:?}");
     // The option belongs to the command.
     let command = ["run", "--resource", "a", "./backup", "--ttl", "5"];
@@ -113,9 +108,8 @@ async fn invalid_variable_is_named_without_its_value() {
     assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
     let said = ["config", "--ttl", "soon"];
     let refused = run(&said, &[("TOWER_FENCE_TTL", "30s")]).await;
-    refused
-        .is(64)
-        .says("invalid value of --ttl (TOWER_FENCE_TTL): ");
+    let says = "invalid value of --ttl (TOWER_FENCE_TTL): ";
+    refused.is(64).says(says);
 }
 
 #[tokio::test]
@@ -129,7 +123,7 @@ async fn text_that_looks_like_a_number_is_printed_as_text() {
         assert_contains!(stdout, "max-requests = 7  # ");
         let again = file(stdout);
         let again = run(&["config", "--config", path(&again)], &[]).await;
-        assert!(again.is(0).stdout.contains(&line), "{again:?}");
+        assert_contains!(again.is(0).stdout, &line);
     }
 }
 

@@ -13,13 +13,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::program::{HOLDER, OPERATOR, Served, file, name, path, secret_options};
-use crate::support::{
-    certificates::Certificates,
-    database::{Fresh, TestDatabase},
-    eventually,
-    http::Answer,
-};
+use super::program::{HOLDER, OPERATOR, Served, file, name, path, secret_options, serving};
+use crate::support::{certificates::Certificates, database::Fresh, eventually, http::Answer};
 
 /// Sends this text, and reads until the server closes the connection.
 async fn exchanged(stream: &mut TcpStream, text: &str) -> String {
@@ -30,20 +25,6 @@ async fn exchanged(stream: &mut TcpStream, text: &str) -> String {
     let read = timeout(Duration::from_secs(20), reading).await;
     let _ = read.expect("the connection stays open");
     String::from_utf8_lossy(&answer).into_owned()
-}
-
-async fn serving(arguments: &[&str]) -> (Fresh<Postgres>, Served) {
-    let db = Postgres::fresh(2).await;
-    let server = Served::start(&db.url, arguments).await;
-    (db, server)
-}
-
-async fn metric(server: &Served, name: &str) -> String {
-    let metrics = server.get("/metrics").await.text;
-    let mut lines = metrics.lines().filter_map(|line| line.split_once(' '));
-    let found = lines.find(|(series, _)| *series == name);
-    let (_, value) = found.unwrap_or_else(|| panic!("no {name}: {metrics}"));
-    value.to_owned()
 }
 
 #[tokio::test]
@@ -82,11 +63,16 @@ async fn oversized_requests_are_refused() {
     let answer = exchanged(&mut stream, &head).await;
     assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
     let body = json!({"owner": "a".repeat(20_000)});
-    server
-        .post("/locks/sku-1", &body)
-        .await
-        .is_problem(413, "body-too-large");
+    let refused = server.post("/locks/sku-1", &body).await;
+    refused.is_problem(413, "body-too-large");
     assert_eq!(server.get("/locks/sku-1").await.json()["held"], false);
+}
+
+/// Sends a request on an open connection, and reads the answer.
+async fn asks(stream: &mut TcpStream) {
+    let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    assert!(stream.read(&mut [0; 1_000]).await.unwrap() > 0);
 }
 
 /// Sends a request that waits for `sku-1`.
@@ -106,26 +92,21 @@ async fn waiting(db: &Fresh<Postgres>, count: i64) {
 async fn waiters_do_not_block_other_requests() {
     // Without a limit of their own, waiters may use half of the connections.
     for limit in ["--max-waiting=3", "--max-connections=6"] {
-        others_are_answered(limit).await;
+        let limits = ["--max-requests=2", "--max-waiting-per-caller=100", limit];
+        let (db, server) = serving(&limits).await;
+        let lease = server.post("/locks/sku-1", &json!({})).await.json();
+        let waiters = [1, 2, 3, 4, 5, 6].map(|_| waiter(&server));
+        waiting(&db, 3).await;
+        let renew = server.of_holder(Method::PUT, &lease);
+        let renewed = Answer::to(renew.json(&json!({}))).await;
+        assert_eq!(renewed.status, 200, "{renewed:?}");
+        assert_eq!(server.get("/locks/sku-1").await.status, 200);
+        let broken = server.post("/locks/sku-1/break", &json!({})).await;
+        assert_eq!(broken.status, 204, "{broken:?}");
+        waiters.iter().for_each(JoinHandle::abort);
+        // A request whose client disconnects leaves the queue.
+        waiting(&db, 0).await;
     }
-}
-
-async fn others_are_answered(limit: &str) {
-    let limits = ["--max-requests=2", "--max-waiting-per-caller=100", limit];
-    let (db, server) = serving(&limits).await;
-    let lease = server.post("/locks/sku-1", &json!({})).await.json();
-    let waiters = [1, 2, 3, 4, 5, 6].map(|_| waiter(&server));
-    waiting(&db, 3).await;
-    let renew = server.request(Method::PUT, "/locks/sku-1");
-    let renew = renew.header("Lease-Id", lease["lease_id"].as_str().unwrap());
-    let renewed = Answer::to(renew.json(&json!({}))).await;
-    assert_eq!(renewed.status, 200, "{renewed:?}");
-    assert_eq!(server.get("/locks/sku-1").await.status, 200);
-    let broken = server.post("/locks/sku-1/break", &json!({})).await;
-    assert_eq!(broken.status, 204, "{broken:?}");
-    waiters.iter().for_each(JoinHandle::abort);
-    // A request whose client disconnects leaves the queue.
-    waiting(&db, 0).await;
 }
 
 #[tokio::test]
@@ -135,19 +116,14 @@ async fn waiters_above_the_limit_are_refused() {
     server.post("/locks/sku-1", &json!({})).await;
     let waiters = [1, 2].map(|_| waiter(&server));
     waiting(&db, 2).await;
-    let refused = server
-        .post("/locks/sku-1", &json!({"wait_ms": 1_000}))
-        .await;
+    let wait = json!({"wait_ms": 1_000});
+    let refused = server.post("/locks/sku-1", &wait).await;
     refused.is_problem(503, "server-busy");
     assert_eq!(refused.headers["retry-after"], "1");
     let refused = "refused a request: the limit on requests that wait for leases is reached";
-    server.logs(refused).await;
-    let log = server.log();
-    let line = log.lines().find(|line| line.contains(refused)).unwrap();
-    assert!(
-        line.contains("WARN") && line.contains("peer=127.0.0.1:"),
-        "{line}"
-    );
+    let line = server.line(refused).await;
+    assert_contains!(line, "WARN");
+    assert_contains!(line, "peer=127.0.0.1:");
     waiters.iter().for_each(JoinHandle::abort);
     eventually!(
         "the queue has room again",
@@ -184,21 +160,15 @@ async fn the_limit_of_waiters_also_applies_to_the_store() {
 
 #[tokio::test]
 async fn waiters_of_one_caller_leave_room_for_others() {
-    let db = Postgres::fresh(2).await;
     let holders = file(&format!("{HOLDER}\nanother-{HOLDER}\n"));
-    let arguments = [
-        "--holder-secrets-file",
-        path(&holders),
-        "--max-waiting",
-        "4",
-    ];
-    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    let secrets = ["--holder-secrets-file", path(&holders)];
+    let (db, server) = serving(&[&secrets[..], &["--max-waiting", "4"]].concat()).await;
+    let server = server.with_secret(HOLDER);
     server.post("/locks/sku-1", &json!({})).await;
     let waiters = [1, 2].map(|_| waiter(&server));
     waiting(&db, 2).await;
-    let refused = server
-        .post("/locks/sku-1", &json!({"wait_ms": 1_000}))
-        .await;
+    let wait = json!({"wait_ms": 1_000});
+    let refused = server.post("/locks/sku-1", &wait).await;
     refused.is_problem(503, "server-busy");
     let server = server.with_secret(&format!("another-{HOLDER}"));
     assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
@@ -207,12 +177,11 @@ async fn waiters_of_one_caller_leave_room_for_others() {
 
 #[tokio::test]
 async fn requests_with_slow_bodies_leave_room_for_others() {
-    let db = Postgres::fresh(2).await;
     let another = format!("another-{HOLDER}");
     let (holders, operators) = (file(&format!("{HOLDER}\n{another}\n")), file(OPERATOR));
     let secrets = secret_options(&holders, &operators);
-    let arguments = [&secrets[..], &["--max-requests", "5"]].concat();
-    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    let (_db, server) = serving(&[&secrets[..], &["--max-requests", "5"]].concat()).await;
+    let server = server.with_secret(HOLDER);
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let head = format!(
         "PUT /locks/sku-2 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {another}\r\n\
@@ -228,8 +197,7 @@ async fn requests_with_slow_bodies_leave_room_for_others() {
         assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
         slow.push(stream);
     }
-    let renew = server.request(Method::PUT, "/locks/sku-1");
-    let renew = renew.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    let renew = server.of_holder(Method::PUT, &lease);
     let renewed = Answer::to(renew.json(&json!({}))).await;
     assert_eq!(renewed.status, 200, "{renewed:?}");
     let server = server.with_secret(OPERATOR);
@@ -250,17 +218,14 @@ async fn thousand_idle_connections_block_no_client() {
     for _ in 0..1_000 {
         idle.push(server.connect().await);
     }
-    let metric = async || metric(&server, "tower_fence_server_connections").await;
-    eventually!(
-        "all connections are open",
-        metric().await.parse::<u32>().unwrap() > 1_000
-    );
+    let open = async || -> u32 {
+        let open = server.metric("tower_fence_server_connections");
+        open.await.parse().unwrap()
+    };
+    eventually!("all connections are open", open().await > 1_000);
     assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
     drop(idle);
-    eventually!(
-        "all connections are closed",
-        metric().await.parse::<u32>().unwrap() < 10
-    );
+    eventually!("all connections are closed", open().await < 10);
 }
 
 #[tokio::test]
@@ -274,7 +239,7 @@ async fn silent_connection_is_closed_for_a_new_one() {
         silent.push(server.connect().await);
     }
     assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
-    let limit = metric(&server, "tower_fence_server_connections_limit").await;
+    let limit = server.metric("tower_fence_server_connections_limit").await;
     assert_eq!(limit, "8");
     server.logs("the limit on connections is reached").await;
     // The connection with a request was kept.
@@ -304,10 +269,8 @@ async fn clients_that_never_read_occupy_no_connection() {
         // Until then, the server may be answering requests.
         sleep(Duration::from_secs(4)).await;
         // The server may close an idle connection at any time, so the holder opens a new one.
-        let holder = server
-            .request(Method::POST, "/locks/sku-1")
-            .header("Connection", "close")
-            .json(&json!({}));
+        let holder = server.request(Method::POST, "/locks/sku-1");
+        let holder = holder.header("Connection", "close").json(&json!({}));
         let answer = timeout(Duration::from_secs(10), Answer::to(holder)).await;
         let answer = answer.expect("the request of the holder is answered");
         assert!([201, 409].contains(&answer.status), "{answer:?}");
@@ -320,14 +283,11 @@ async fn silent_connection_is_closed_before_an_idle_one() {
     // The server accepts the connections in this order, so it accepts the silent one before it
     // answers the idle one.
     let (mut silent, mut idle) = (server.connect().await, server.connect().await);
-    let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    idle.write_all(request).await.unwrap();
-    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+    asks(&mut idle).await;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(server.get("/healthz").await.status, 200);
     assert_eq!(exchanged(&mut silent, "").await, "");
-    idle.write_all(request).await.unwrap();
-    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+    asks(&mut idle).await;
 }
 
 #[tokio::test]
@@ -354,8 +314,7 @@ async fn a_new_connection_waits_while_each_has_a_request() {
     let waiter = waiter(&server);
     waiting(&db, 1).await;
     let next = tokio::spawn(Answer::to(server.request(Method::GET, "/healthz")));
-    db.number("SELECT count(tower_fence.break_lease('sku-1'))")
-        .await;
+    db.execute("SELECT tower_fence.break_lease('sku-1')").await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
     assert_eq!(next.await.unwrap().status, 200);
 }
@@ -364,14 +323,11 @@ async fn a_new_connection_waits_while_each_has_a_request() {
 async fn connection_may_idle_longer_than_the_head_timeout() {
     let (_db, server) = serving(&["--client-timeout", "200ms"]).await;
     let mut idle = server.connect().await;
-    let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    idle.write_all(request).await.unwrap();
-    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+    asks(&mut idle).await;
     // A silent connection that is opened later is closed in the meantime.
     let mut silent = server.connect().await;
     exchanged(&mut silent, "").await;
-    idle.write_all(request).await.unwrap();
-    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+    asks(&mut idle).await;
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use sqlx::{Connection, PgConnection, Postgres};
+use sqlx::Postgres;
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
@@ -16,8 +16,8 @@ async fn on_ipv6(url: &str) -> String {
     let mut url = reqwest::Url::parse(url).unwrap();
     let (host, port) = (url.host_str().unwrap().to_owned(), url.port().unwrap());
     let listener = TcpListener::bind("[::1]:0").await.unwrap();
-    url.set_port(Some(listener.local_addr().unwrap().port()))
-        .unwrap();
+    let own_port = listener.local_addr().unwrap().port();
+    url.set_port(Some(own_port)).unwrap();
     url.set_host(Some("[::1]")).unwrap();
     tokio::spawn(async move {
         loop {
@@ -42,19 +42,17 @@ async fn a_url_with_harmless_parameters_of_libpq_connects() {
         "the server is ready",
         server.get("/readyz").await.status == 200
     );
-    let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'till-3' \
                AND datname = current_database()";
-    assert!(Postgres::number(&mut conn, sql).await.unwrap() > 0);
+    assert!(db.number(sql).await > 0);
     for parameter in parameters.split('&').take(5) {
         let (name, _) = parameter.split_once('=').unwrap();
         server.logs(name).await;
     }
     let log = server.log();
-    assert!(
-        !log.contains("743174317") && !log.contains("application_name"),
-        "{log}"
-    );
+    for hidden in ["743174317", "application_name"] {
+        assert!(!log.contains(hidden), "{log}");
+    }
 }
 
 #[tokio::test]
@@ -68,9 +66,8 @@ async fn url_without_a_user_uses_the_user_of_the_process() {
     Postgres::run(&mut conn, &create).await;
     let url = format!("postgres://{}/postgres", postgres.addr());
     let mut migrate = program();
-    migrate
-        .args(["migrate", "--database-url", &url])
-        .env_remove("PGUSER");
+    let arguments = ["migrate", "--database-url", &url];
+    migrate.args(arguments).env_remove("PGUSER");
     ended(migrate).await.is(0);
     let owned = format!(
         "SELECT count(*) FROM pg_namespace \
@@ -133,10 +130,8 @@ async fn unsupported_variables_of_libpq_are_refused() {
     ];
     let refused = run(&["migrate"], &no_port).await;
     refused.is(78).says("PGPORT");
-    migrate("", "PGSSLCRL", "/crl.pem")
-        .await
-        .is(78)
-        .says("PGSSLCRL");
+    let refused = migrate("", "PGSSLCRL", "/crl.pem").await;
+    refused.is(78).says("PGSSLCRL");
     for (query, authority) in [
         ("?sslrootcert=system", "/ca.pem"),
         ("?sslrootcert=system", " "),

@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Postgres;
 
-use super::program::{HOLDER, OPERATOR, Served, file, secret_options};
+use super::program::{HOLDER, Served, serving, serving_with_secrets, words};
 use crate::support::{database::TestDatabase, eventually, http::Answer};
 
 /// The operations of holders.
@@ -72,14 +72,9 @@ impl Description {
         let schema = &described["content"]["application/problem+json"]["schema"];
         let alone = [schema.clone()];
         let schemas = schema["oneOf"].as_array().map_or(&alone[..], Vec::as_slice);
-        let types = schemas
-            .iter()
-            .map(|schema| &self.resolve(schema)["properties"]["type"]["const"]);
-        let types: Vec<_> = types.collect();
-        assert!(
-            types.contains(&&answer.json()["type"]),
-            "{operation:?}: {types:?}, {answer:?}"
-        );
+        let kind = answer.json()["type"].take();
+        let is_it = |schema: &Value| self.resolve(schema)["properties"]["type"]["const"] == kind;
+        assert!(schemas.iter().any(is_it), "{operation:?}: {answer:?}");
 
         let headers = described["headers"].as_object().unwrap();
         let is_described =
@@ -90,19 +85,13 @@ impl Description {
         }
         for (name, header) in headers {
             let header = self.resolve(header);
-            let value = answer
-                .headers
-                .get(name)
-                .map(|value| value.to_str().unwrap());
-            assert!(
-                value.is_some() || header["required"] != true,
-                "{operation:?}: {name}"
-            );
-            if let (Some(value), Some(values)) = (value, header["schema"]["enum"].as_array()) {
-                assert!(
-                    values.contains(&value.into()),
-                    "{operation:?}: {name}: {value}"
-                );
+            let Some(value) = answer.headers.get(name) else {
+                assert_ne!(header["required"], true, "{operation:?}: {name}");
+                continue;
+            };
+            if let Some(values) = header["schema"]["enum"].as_array() {
+                let is_listed = values.contains(&value.to_str().unwrap().into());
+                assert!(is_listed, "{operation:?}: {name}: {value:?}");
             }
         }
     }
@@ -110,24 +99,15 @@ impl Description {
 
 #[tokio::test]
 async fn description_with_secrets_names_roles_and_refusals() {
-    let db = Postgres::fresh(2).await;
-    let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let arguments = secret_options(&holders, &operators);
-    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    let (_db, server) = serving_with_secrets().await;
+    let server = server.with_secret(HOLDER);
     let description = Description::of(&server).await;
-    let [scheme] = &description
-        .secrets()
-        .as_object()
-        .unwrap()
+    let schemes = description.secrets().as_object().unwrap();
+    let schemes: Vec<_> = schemes
         .values()
-        .collect::<Vec<_>>()[..]
-    else {
-        panic!("not one scheme: {}", description.secrets());
-    };
-    assert_eq!(
-        (&scheme["type"], &scheme["scheme"]),
-        (&json!("http"), &json!("bearer"))
-    );
+        .map(|one| (&one["type"], &one["scheme"]))
+        .collect();
+    assert_eq!(schemes, [(&json!("http"), &json!("bearer"))]);
 
     let known = format!("Bearer {HOLDER}");
     let unknown = "Bearer another-secret-of-holders";
@@ -139,19 +119,15 @@ async fn description_with_secrets_names_roles_and_refusals() {
         }
     }
     for operation in &OF_OPERATORS {
-        assert_eq!(
-            description.operation(operation)["security"],
-            json!([{"secret": ["operator"]}])
-        );
+        let security = &description.operation(operation)["security"];
+        assert_eq!(security, &json!([{"secret": ["operator"]}]));
         let refused = asked(&server, operation, &[("Authorization", &known)]).await;
         refused.is_problem(403, "operators-only");
         description.has(operation, &refused);
     }
     for operation in &OF_HOLDERS {
-        assert_eq!(
-            description.operation(operation)["security"],
-            json!([{"secret": []}])
-        );
+        let security = &description.operation(operation)["security"];
+        assert_eq!(security, &json!([{"secret": []}]));
         assert!(!description.has_status(operation, "403"), "{operation:?}");
         let host = [("Authorization", known.as_str()), ("Host", "locks.example")];
         let answer = asked(&server, operation, &host).await;
@@ -170,11 +146,8 @@ async fn description_without_secrets_documents_refused_host_names() {
         for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
             assert!(description.operation(operation)["security"].is_null());
             assert!(!description.has_status(operation, "401"), "{operation:?}");
-            assert_eq!(
-                description.has_status(operation, "403"),
-                refuses,
-                "{operation:?}"
-            );
+            let documents = description.has_status(operation, "403");
+            assert_eq!(documents, refuses, "{operation:?}");
             let answer = asked(&server, operation, &[("Host", "locks.example")]).await;
             assert_eq!(answer.status == 403, refuses, "{answer:?}");
             if refuses {
@@ -187,16 +160,8 @@ async fn description_without_secrets_documents_refused_host_names() {
 
 #[tokio::test]
 async fn description_documents_the_busy_answer() {
-    let db = Postgres::fresh(2).await;
-    let limits = [
-        "--max-requests",
-        "1",
-        "--max-waiting",
-        "1",
-        "--max-waiting-per-caller",
-        "1",
-    ];
-    let server = Served::start(&db.url, &limits).await;
+    let limits = "--max-requests 1 --max-waiting 1 --max-waiting-per-caller 1";
+    let (db, server) = serving(&words(limits)).await;
     let description = Description::of(&server).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let request = server.request(Method::POST, "/locks/sku-1");
@@ -207,13 +172,9 @@ async fn description_documents_the_busy_answer() {
     );
     // A renewal that waits for the rows of its resource is in progress, too.
     let mut conn = db.pool.acquire().await.unwrap();
-    Postgres::run(
-        &mut conn,
-        "BEGIN; SELECT FROM tower_fence.leases FOR UPDATE",
-    )
-    .await;
-    let renewal = server.request(Method::PUT, "/locks/sku-1");
-    let renewal = renewal.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    let lock = "BEGIN; SELECT FROM tower_fence.leases FOR UPDATE";
+    Postgres::run(&mut conn, lock).await;
+    let renewal = server.of_holder(Method::PUT, &lease);
     let renewal = tokio::spawn(Answer::to(renewal.json(&json!({}))));
     db.waits_for_lock().await;
     for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {

@@ -9,7 +9,7 @@ use std::{
 
 use sqlx::Postgres;
 
-use super::languages::ADMITS_EVERY_TOKEN;
+use super::{languages::ADMITS_EVERY_TOKEN, program::words};
 use crate::support::{PATIENCE, database::TestDatabase, process::Process, repository, variable};
 
 /// The output of each program.
@@ -86,13 +86,10 @@ fn jdbc(url: &str) -> Command {
         url.username(),
         url.password().unwrap_or_default(),
     );
-    let jars = [
-        "postgresql",
-        "jackson-annotations",
-        "jackson-core",
-        "jackson-databind",
-    ];
-    let jars = jars.map(|jar| format!("/usr/share/java/{jar}.jar"));
+    let jars = words("postgresql jackson-annotations jackson-core jackson-databind").into_iter();
+    let jars: Vec<_> = jars
+        .map(|jar| format!("/usr/share/java/{jar}.jar"))
+        .collect();
     let mut command = Command::new("java");
     command
         .args(["-cp", &jars.join(":"), "examples/drivers/jdbc/Main.java"])
@@ -125,10 +122,7 @@ async fn calls_each_function(command: fn(&str) -> Command) {
 
     let (success, printed, log) = run(ADMITS_EVERY_TOKEN).await;
     assert!(!success, "{printed}{log}");
-    assert!(
-        log.contains("the stale token was admitted"),
-        "{printed}{log}"
-    );
+    assert_contains!(log, "the stale token was admitted");
 }
 
 macro_rules! drivers {
@@ -180,22 +174,17 @@ fn the_guide_shows_parts_of_the_programs() {
     ] {
         let path = repository().join("examples/drivers").join(program);
         let whole = unindented(&fs::read_to_string(path).unwrap());
-        let (_, section) = guide
-            .split_once(&format!("\n# {heading}\n"))
-            .unwrap_or_else(|| panic!("the guide has no section {heading}"));
+        let heading = format!("\n# {heading}\n");
+        let (_, section) = guide.split_once(&heading).expect(&heading);
         let (introduction, section) = section.split_once("```").unwrap();
         let file = format!("\n`examples/drivers/{program}`");
         assert!(introduction.starts_with(&file), "{introduction}");
         let code = shown_code(section);
         assert_parts_of(&whole, code, program);
-        for call in [
-            "tower_fence.admit(",
-            "tower_fence.acquire(",
-            "tower_fence.renew(",
-            "TF412",
-        ] {
-            assert!(code.contains(call), "{heading} does not show {call}");
+        for call in ["admit(", "acquire(", "renew("].map(|name| format!("tower_fence.{name}")) {
+            assert_contains!(code, &call);
         }
+        assert_contains!(code, "TF412");
     }
 }
 

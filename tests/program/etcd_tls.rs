@@ -17,16 +17,11 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::EtcdCluster,
     lease::{LONG, grant, granted, join, messages_of, sku},
-    proxy::{Passage, Proxy},
+    proxy::{Passage, Proxy, contains},
 };
 
 fn builder(db: &Fresh<Sqlite>) -> EtcdLeasesBuilder {
     EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(5))
-}
-
-fn contains(message: &[u8], part: &str) -> bool {
-    let mut parts = message.windows(part.len());
-    parts.any(|found| found == part.as_bytes())
 }
 
 /// Returns a proxy in front of the cluster, its URL, and whether the proxy has seen this text.
@@ -79,17 +74,12 @@ async fn untrusted_server_receives_no_password() {
     // authority of the same name.
     let settings = || builder(&db).call_timeout(Duration::from_secs(1));
     for builder in [settings(), settings().client(Certificates::make().client())] {
-        let refused = builder
-            .user("locks", "p4ssw0rd")
-            .connect(&cluster.urls())
-            .await;
-        let refused = refused.unwrap_err();
+        let builder = builder.user("locks", "p4ssw0rd");
+        let refused = builder.connect(&cluster.urls()).await.unwrap_err();
         assert_matches!(refused, LeaseError::Unavailable(_));
         let messages = messages_of(&refused);
-        assert!(
-            messages.contains(&address) && messages.contains("certificate"),
-            "{messages}"
-        );
+        assert_contains!(messages, &address);
+        assert_contains!(messages, "certificate");
         assert!(!messages.contains("p4ssw0rd"), "{messages}");
     }
     // Without TLS, the server does not answer like etcd.

@@ -9,7 +9,7 @@ use sqlx::Postgres;
 
 use super::{
     languages::ADMITS_EVERY_TOKEN,
-    program::{Ended, HOLDER, Served, ended, file, path},
+    program::{Ended, HOLDER, Served, ended, file, path, serving},
 };
 use crate::support::{database::TestDatabase, process::python};
 
@@ -41,17 +41,14 @@ async fn paused_holder_with_psycopg_and_urllib_is_refused() {
         assert!(output.is(0).stdout.contains(line), "{line:?}: {output:?}");
     }
     db.execute(ADMITS_EVERY_TOKEN).await;
-    run_script()
-        .await
-        .is(1)
-        .says("holder 1 has written over holder 2");
+    let refused = run_script().await;
+    refused.is(1).says("holder 1 has written over holder 2");
 }
 
 /// With a GET instead of a POST, the script would get the token of the current holder.
 #[tokio::test]
 async fn python_code_of_the_page_follows_no_redirect() {
-    let db = Postgres::fresh(2).await;
-    let server = Served::start(&db.url, &[]).await;
+    let (db, server) = serving(&[]).await;
     let held = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(held.status, 201);
     let to = server.url.clone();

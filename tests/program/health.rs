@@ -6,7 +6,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Served, file, path, run, run_on};
+use super::check::{ISSUER, READ_ONLY};
+use super::program::{Served, file, path, run, run_on, serving};
 use crate::support::{
     database::TestDatabase, etcd::EtcdCluster, eventually, http::Answer, postgres::PostgresServer,
     redis::RedisServer,
@@ -59,14 +60,10 @@ async fn server_is_ready_while_its_postgres_answers() {
         assert!(reason == HIDDEN || reason == "no answer in time", "{down}");
     }
     server.logs("Connection refused").await;
-    assert_eq!(
-        server.get("/healthz").await.json(),
-        json!({"status": "alive"})
-    );
-    server
-        .post("/locks/a", &json!({}))
-        .await
-        .is_problem(503, "store-unavailable");
+    let alive = server.get("/healthz").await.json();
+    assert_eq!(alive, json!({"status": "alive"}));
+    let refused = server.post("/locks/a", &json!({})).await;
+    refused.is_problem(503, "store-unavailable");
     postgres.restart().await;
     becomes(&server, 200).await;
 }
@@ -114,22 +111,15 @@ async fn server_is_not_ready_while_postgres_refuses_grants() {
     run_on(&url, &["migrate"]).await.is(0);
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::run(&mut conn, sql).await;
-    sql("CREATE ROLE shop LOGIN PASSWORD 'pw'; \
-         GRANT USAGE ON SCHEMA tower_fence TO shop; \
-         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO shop; \
-         GRANT SELECT ON tower_fence.migrations, tower_fence.held_leases TO shop; \
-         REVOKE EXECUTE ON FUNCTION tower_fence.lease_ask FROM shop")
-    .await;
+    sql("CREATE ROLE shop LOGIN PASSWORD 'pw'").await;
+    sql(&ISSUER.replace("{role}", "shop")).await;
+    sql("REVOKE EXECUTE ON FUNCTION tower_fence.lease_ask FROM shop").await;
     let mut shop = reqwest::Url::parse(&url).unwrap();
     shop.set_username("shop").unwrap();
     shop.set_password(Some("pw")).unwrap();
     let server = Served::start(shop.as_str(), &[]).await;
-    names(
-        &server,
-        "leases",
-        "permission denied for function lease_ask",
-    )
-    .await;
+    let denied = "permission denied for function lease_ask";
+    names(&server, "leases", denied).await;
     sql("GRANT EXECUTE ON FUNCTION tower_fence.lease_ask TO shop").await;
     becomes(&server, 200).await;
     sql("ALTER SYSTEM SET default_transaction_read_only = on").await;
@@ -174,13 +164,7 @@ async fn server_is_not_ready_while_its_grants_fail() {
     .await;
     sql("BEGIN; SELECT FROM tower_fence.resources WHERE resource = 'hot' FOR UPDATE").await;
     let grant = async |resource: &str| server.post(resource, &json!({})).await;
-    for refused in join_all([
-        grant("/locks/hot"),
-        grant("/locks/hot"),
-        grant("/locks/hot"),
-    ])
-    .await
-    {
+    for refused in join_all(["/locks/hot"; 3].map(grant)).await {
         refused.is_problem(503, "store-unavailable");
     }
     assert_eq!(server.get("/readyz").await.status, 200);
@@ -195,8 +179,7 @@ async fn server_is_not_ready_while_its_grants_fail() {
         grant(&format!("/locks/{}", number.get())).await.status == 503
     })
     .await;
-    let grants = join_all(["/locks/a", "/locks/b", "/locks/c"].map(grant)).await;
-    for refused in grants {
+    for refused in join_all(["/locks/a", "/locks/b", "/locks/c"].map(grant)).await {
         refused.is_problem(503, "store-unavailable");
     }
     names(&server, "leases", "grants have failed").await;
@@ -226,10 +209,7 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
         becomes(&server, 200).await;
     }
     // The epochs of these leases are in the database.
-    let read_only = "DO 'BEGIN EXECUTE format(''ALTER DATABASE %I SET default_transaction_read_only = on'', \
-                     current_database()); END'";
-    let mut conn = PgConnection::connect(&db.url).await.unwrap();
-    Postgres::run(&mut conn, read_only).await;
+    db.execute(READ_ONLY).await;
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     names(&server, "database", "read-only transaction").await;
 }
@@ -254,9 +234,8 @@ async fn server_is_not_ready_while_etcd_refuses_grants() {
         "readyz reports the failed grants",
         server.get("/readyz").await.json()["reasons"] == json!({"leases": hidden})
     );
-    server
-        .logs("it answered: etcdserver: permission denied")
-        .await;
+    let answer = "it answered: etcdserver: permission denied";
+    server.logs(answer).await;
     // No further grant fails, because a load balancer sends no requests to a server that is not
     // ready. The failures therefore expire.
     becomes(&server, 200).await;
@@ -268,17 +247,11 @@ async fn server_waits_for_its_database_but_not_its_tables() {
     let url = postgres.url("postgres");
     postgres.stop().await;
     let mut server = Served::start(&url, &[]).await;
-    assert_eq!(
-        becomes(&server, 503).await.json()["database"],
-        "unavailable"
-    );
+    let down = becomes(&server, 503).await.json();
+    assert_eq!(down["database"], "unavailable");
     postgres.restart().await;
     assert_eq!(server.exit().await.code(), Some(78));
-    assert!(
-        server.log().contains("run `tower-fence migrate`"),
-        "{}",
-        server.log()
-    );
+    assert_contains!(server.log(), "run `tower-fence migrate`");
     let database = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
     for command in [
         &["serve", "--listen", "127.0.0.1:0"][..],
@@ -298,21 +271,18 @@ async fn server_waits_for_its_database_but_not_its_tables() {
     // With `--migrate`, the server does not start without its database.
     postgres.crash().await;
     let arguments = ["serve", "--migrate", "--listen", "127.0.0.1:0"];
-    run_on(&url, &arguments)
-        .await
+    let refused = run_on(&url, &arguments).await;
+    refused
         .is(69)
         .says("cannot connect to the database postgres on 127.0.0.1");
 }
 
 #[tokio::test]
 async fn metrics_count_leases_and_name_no_resource() {
-    let db = Postgres::fresh(2).await;
-    let server = Served::start(&db.url, &[]).await;
+    let (_db, server) = serving(&[]).await;
     server.post("/locks/sku-1", &json!({})).await;
-    server
-        .post("/locks/sku-1", &json!({}))
-        .await
-        .is_problem(409, "lock-held");
+    let refused = server.post("/locks/sku-1", &json!({})).await;
+    refused.is_problem(409, "lock-held");
     let metrics = server.get("/metrics").await;
     assert_eq!(metrics.headers["content-type"], "text/plain; version=0.0.4");
     for line in [
@@ -355,23 +325,13 @@ async fn each_line_of_a_json_log_is_an_object() {
     server.signal("-TERM");
     assert!(server.exit().await.success());
     let log = server.log();
-    let lines: Vec<Value> = log
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")))
-        .collect();
-    let messages: Vec<_> = lines
-        .iter()
-        .filter_map(|line| line["message"].as_str())
-        .collect();
-    for message in ["started", "ready", "answered", "stopped"] {
-        assert!(messages.contains(&message), "{message}: {log}");
+    let lines = log.lines().map(serde_json::from_str);
+    let lines: Vec<Value> = lines.collect::<Result<_, _>>().expect(&log);
+    let find = |message| lines.iter().find(|line| line["message"] == message);
+    for message in ["started", "ready", "stopped"] {
+        assert!(find(message).is_some(), "{message}: {log}");
     }
-    let answered = lines
-        .iter()
-        .find(|line| line["message"] == "answered")
-        .unwrap();
-    assert_eq!(
-        (&answered["method"], &answered["status"]),
-        (&json!("POST"), &json!(201))
-    );
+    let answered = find("answered").expect(&log);
+    assert_eq!(answered["method"], "POST");
+    assert_eq!(answered["status"], 201);
 }

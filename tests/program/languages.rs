@@ -44,45 +44,37 @@ async fn refuses_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
         ] {
             assert!(stdout.contains(line), "{line:?} is not in {stdout}{log}");
         }
-        let problem: Value = [&stdout, &log]
-            .iter()
-            .flat_map(|text| text.lines())
+        let mut lines = stdout.lines().chain(log.lines());
+        let problem: Value = lines
             .find_map(|line| serde_json::from_str(line.trim_start_matches("DETAIL: ")).ok())
             .unwrap_or_else(|| panic!("not a problem document: {stdout}{log}"));
-        assert_eq!(problem["resource"], "sku-1");
-        assert_eq!(
-            [&problem["presented_token"], &problem["max_token"]],
-            [&json!(first), &json!(second)]
-        );
+        let members = ["resource", "presented_token", "max_token"].map(|name| &problem[name]);
+        assert_eq!(members, [&json!("sku-1"), &json!(first), &json!(second)]);
         assert_eq!(db.number("SELECT stock FROM inventory").await, 96);
     }
 
     db.execute(ADMITS_EVERY_TOKEN).await;
     let (success, stdout, log) = run().await;
     assert!(!success, "{stdout}{log}");
-    assert!(
-        log.contains("holder 1 has written over holder 2"),
-        "{stdout}{log}"
-    );
+    assert_contains!(log, "holder 1 has written over holder 2");
 }
 
-fn with_variables(mut command: Command, database: &str, issuer: &str) -> Command {
-    command
-        .env("DATABASE_URL", database)
-        .env("ISSUER_URL", issuer);
-    command
+/// Runs an example that reads the URLs from variables.
+async fn example_refuses_the_paused_holder(example: &str) {
+    refuses_the_paused_holder(|database, issuer| {
+        let mut command = Command::new(built(example));
+        command.envs([("DATABASE_URL", database), ("ISSUER_URL", issuer)]);
+        command
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn psql_reports_the_paused_holder() {
     refuses_the_paused_holder(|database, issuer| {
         let mut command = psql(database);
-        command.args([
-            "-v",
-            &format!("issuer={issuer}"),
-            "-f",
-            "examples/fence.sql",
-        ]);
+        command.args(["-v", &format!("issuer={issuer}")]);
+        command.args(["-f", "examples/fence.sql"]);
         command
     })
     .await;
@@ -105,43 +97,29 @@ async fn psql_script_of_the_guide_fails_only_if_nothing_was_written() {
         let mut command = psql(&db.url);
         command.args(["-f", path(&script)]);
         ended(command).await.is(status).says(refusal);
-        db.number("SELECT stock FROM inventory WHERE sku = 'sku-1'")
-            .await
+        let stock = "SELECT stock FROM inventory WHERE sku = 'sku-1'";
+        db.number(stock).await
     };
-    let expires = [
-        ("30 s", "1 s"),
-        ("COMMIT;", "SELECT pg_sleep(1.2);\nCOMMIT;"),
-    ];
+    let sleeps = ("COMMIT;", "SELECT pg_sleep(1.2);\nCOMMIT;");
+    let expires = [("30 s", "1 s"), sleeps];
     assert_eq!(ends_with(0, expires, "is not held").await, 9);
 
     // Another transaction locks the row of the resource.
     let mut other = db.pool.begin().await.unwrap();
-    sqlx::query("SELECT FROM tower_fence.resources FOR UPDATE")
-        .execute(&mut *other)
-        .await
-        .unwrap();
+    let lock = "SELECT FROM tower_fence.resources FOR UPDATE";
+    Postgres::run(&mut other, lock).await;
     let is_locked = [("5s", "100ms"), ("nightly", "other")];
     assert_eq!(ends_with(3, is_locked, "lock timeout").await, 9);
 }
 
 #[tokio::test]
 async fn tokio_postgres_reports_the_paused_holder() {
-    refuses_the_paused_holder(|database, issuer| {
-        with_variables(
-            Command::new(built("example-tokio-postgres")),
-            database,
-            issuer,
-        )
-    })
-    .await;
+    example_refuses_the_paused_holder("example-tokio-postgres").await;
 }
 
 #[tokio::test]
 async fn sea_orm_reports_the_paused_holder() {
-    refuses_the_paused_holder(|database, issuer| {
-        with_variables(Command::new(built("example-sea-orm")), database, issuer)
-    })
-    .await;
+    example_refuses_the_paused_holder("example-sea-orm").await;
 }
 
 /// Runs an example that is a service of another protocol and its clients. Returns the printed
@@ -193,14 +171,9 @@ async fn failed_grpc_call_is_rolled_back_and_get_writes_nothing() {
 fn python_implementation_produces_the_same_vectors() {
     let mut python = python("tests/vectors/signed_tokens.py");
     let made = python.current_dir(repository()).output().unwrap();
+    let kept = fs::read(repository().join("tests/vectors/signed_tokens.json"));
     assert!(
-        made.status.success(),
-        "{}",
-        String::from_utf8_lossy(&made.stderr)
-    );
-    let made = String::from_utf8(made.stdout).unwrap();
-    assert_eq!(
-        made,
-        fs::read_to_string(repository().join("tests/vectors/signed_tokens.json")).unwrap()
+        made.status.success() && made.stdout == kept.unwrap(),
+        "{made:?}"
     );
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use sqlx::Postgres;
 use tempfile::TempDir;
 
-use super::program::{OPERATOR, Served, clean, ended, file, name, path};
+use super::program::{OPERATOR, Served, clean, ended, file, name, path, words};
 use crate::support::{database::TestDatabase, process::built, repository, version};
 
 fn output(program: &str, arguments: &[&str]) -> Output {
@@ -23,12 +23,10 @@ fn output(program: &str, arguments: &[&str]) -> Output {
 
 /// Runs a program that must succeed. Returns its output.
 #[track_caller]
-fn done(program: &str, arguments: &[&str]) -> String {
+pub(super) fn done(program: &str, arguments: &[&str]) -> String {
     let output = output(program, arguments);
-    assert!(
-        output.status.success(),
-        "{program} {arguments:?}: {output:?}"
-    );
+    let success = output.status.success();
+    assert!(success, "{program} {arguments:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -43,15 +41,7 @@ fn build(folder: &Path) -> PathBuf {
     let deb = folder.join("tower-fence.deb");
     let beside = name(program.parent().unwrap()).to_owned();
     done(name(&program), &["generate", &beside]);
-    let options = [
-        "deb",
-        "-p",
-        "tower-fence-server",
-        "--no-build",
-        "--fast",
-        "--strip",
-        "--no-dbgsym",
-    ];
+    let options = words("deb -p tower-fence-server --no-build --fast --strip --no-dbgsym");
     let more = ["--profile", &profile, "--output", name(&deb)];
     done("cargo", &[&options[..], &more].concat());
     deb
@@ -69,13 +59,11 @@ impl Root {
         }
         let layers = format!(
             "lowerdir=/,upperdir={},workdir={}",
-            upper.display(),
-            work.display()
+            name(&upper),
+            name(&work)
         );
-        done(
-            "mount",
-            &["-t", "overlay", "overlay", "-o", &layers, name(&path)],
-        );
+        let overlay = ["-t", "overlay", "overlay", "-o", &layers, name(&path)];
+        done("mount", &overlay);
         root
     }
 
@@ -91,10 +79,8 @@ impl Root {
 impl Drop for Root {
     fn drop(&mut self) {
         let unmounted = output("umount", &[name(&self.path(""))]);
-        assert!(
-            unmounted.status.success() || std::thread::panicking(),
-            "{unmounted:?}"
-        );
+        let success = unmounted.status.success();
+        assert!(success || std::thread::panicking(), "{unmounted:?}");
     }
 }
 
@@ -111,7 +97,7 @@ async fn the_package_is_installed_runs_and_is_purged() {
         "libc6",
         synopsis,
     ] {
-        assert!(control.contains(line), "{line}: {control}");
+        assert_contains!(control, line);
     }
     // The tables must be updated before the new program starts.
     let script = |name_of: &str| done("dpkg-deb", &["--info", name(&deb), name_of]);
@@ -128,11 +114,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let secrets = root.path("etc/tower-fence/secrets");
     let mode = fs::metadata(&secrets).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    fs::write(
-        secrets.join("database-url"),
-        "postgres://me:hunter2@db/shop",
-    )
-    .unwrap();
+    let url = "postgres://me:hunter2@db/shop";
+    fs::write(secrets.join("database-url"), url).unwrap();
     let program = root.path("usr/bin/tower-fence");
     let mut asked = clean(Command::new(&program));
     asked.arg("--version");
@@ -161,13 +144,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let (database, operators) = (file(&db.url), file(OPERATOR));
     let settings = fs::read_to_string(root.path("etc/tower-fence/tower-fence.env")).unwrap();
     let mut serve = clean(Command::new(&program));
-    for line in settings
-        .lines()
-        .filter(|line| line.starts_with("TOWER_FENCE_"))
-    {
-        let (variable, value) = line.split_once('=').unwrap();
-        serve.env(variable, value);
-    }
+    let variables = settings.lines().filter_map(|line| line.split_once('='));
+    serve.envs(variables.filter(|(variable, _)| variable.starts_with("TOWER_FENCE_")));
     serve
         .arg("serve")
         .env("TOWER_FENCE_LISTEN", "127.0.0.1:0")
@@ -199,16 +177,11 @@ fn verify(unit: &Path, program: &Path, folder: &Path) {
     let copy = folder.join("tower-fence.service");
     fs::write(&copy, text.replace("/usr/bin/tower-fence", name(program))).unwrap();
     let verified = output("systemd-analyze", &["verify", "--man=no", name(&copy)]);
-    let said = String::from_utf8_lossy(&verified.stderr).into_owned();
-    assert!(
-        verified.status.success() && !said.contains("tower-fence.service"),
-        "{said}"
-    );
+    let said = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success(), "{said}");
+    assert!(!said.contains("tower-fence.service"), "{said}");
     // systemd reports a setting that it does not support.
     fs::write(&copy, text.replace("PrivateTmp", "PrivateTemp")).unwrap();
     let wrong = output("systemd-analyze", &["verify", "--man=no", name(&copy)]);
-    assert!(
-        String::from_utf8_lossy(&wrong.stderr).contains("PrivateTemp"),
-        "{wrong:?}"
-    );
+    assert_contains!(String::from_utf8_lossy(&wrong.stderr), "PrivateTemp");
 }

@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::json;
 use sqlx::Postgres;
 
-use super::program::{Served, run, run_on};
+use super::program::{Served, run, run_on, words};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -42,21 +42,20 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
         let pooler = PgBouncer::start_with(&db.url, settings).await;
         let url = pooler.url();
         for arguments in [
-            &["serve", "--listen", "127.0.0.1:0"][..],
-            &["migrate"],
-            &["check"],
-            &["reset", "sku-1", "--to", "7", "--yes"],
-            &["run", "--direct", "--resource", "sku-1", "--", "true"],
+            "serve --listen 127.0.0.1:0",
+            "migrate",
+            "check",
+            "reset sku-1 --to 7 --yes",
+            "run --direct --resource sku-1 -- true",
         ] {
-            let refused = run_on(&url, arguments).await;
+            let refused = run_on(&url, &words(arguments)).await;
             refused.is(78).says("--transaction-pooling");
             refused.says("--listen-url");
         }
     }
     // A pooler in session mode needs no options.
     let pooler = PgBouncer::start_with(&db.url, &["pool_mode = session"]).await;
-    let (checked, url) = (["check"], pooler.url());
-    run_on(&url, &checked).await.is(0);
+    run_on(&pooler.url(), &["check"]).await.is(0);
 }
 
 #[tokio::test]
@@ -71,34 +70,21 @@ async fn migration_bypasses_the_pooler() {
         without.is(78).says("--listen-url");
     }
     let through = [database, ("TOWER_FENCE_LISTEN_URL", &*url), pooling];
-    run(&["migrate"], &through)
-        .await
-        .is(78)
-        .says("transaction mode");
-    run(&["serve", "--migrate", "--listen", "127.0.0.1:0"], &through)
-        .await
-        .is(78)
-        .says("transaction mode");
+    for command in ["migrate", "serve --migrate --listen 127.0.0.1:0"] {
+        let refused = run(&words(command), &through).await;
+        refused.is(78).says("transaction mode");
+    }
     let all = [database, listen, pooling];
-    run(&["check"], &all)
-        .await
-        .is(78)
-        .says("tower-fence migrate");
-    run(&["migrate"], &all).await.is(0);
-    run(&["check"], &all).await.is(0);
-    let reset = ["reset", "sku-1", "--to", "7", "--yes"];
-    run(&reset, &all).await.is(0);
-    let under = [
-        "run",
-        "--direct",
-        "--resource",
-        "sku-1",
-        "--wait",
-        "5s",
-        "--",
-        "true",
-    ];
-    run(&under, &all).await.is(0);
+    let refused = run(&["check"], &all).await;
+    refused.is(78).says("tower-fence migrate");
+    for command in [
+        "migrate",
+        "check",
+        "reset sku-1 --to 7 --yes",
+        "run --direct --resource sku-1 --wait 5s -- true",
+    ] {
+        run(&words(command), &all).await.is(0);
+    }
 }
 
 /// Acquires, renews, inspects, and releases a lease. Returns the statuses.
@@ -111,16 +97,14 @@ async fn client(server: &Served, number: usize) -> Vec<u16> {
         return statuses;
     }
     let lease = granted.json();
-    let request = |method| {
-        let request = server.request(method, &path);
-        request.header("Lease-Id", lease["lease_id"].as_str().unwrap())
-    };
-    let renewed = Answer::to(request(Method::PUT).json(&json!({"new_token": true}))).await;
+    let renewal = server.of_holder(Method::PUT, &lease);
+    let renewed = Answer::to(renewal.json(&json!({"new_token": true}))).await;
     statuses.push(renewed.status);
     for path in [&*path, "/locks", "/readyz", "/console/api/fences"] {
         statuses.push(server.get(path).await.status);
     }
-    statuses.push(Answer::to(request(Method::DELETE)).await.status);
+    let release = server.of_holder(Method::DELETE, &lease);
+    statuses.push(Answer::to(release).await.status);
     statuses
 }
 
@@ -153,9 +137,8 @@ async fn waiters_behind_a_pooler_are_served_in_order() {
     let (pooler, direct) = (pooled(&db).await, db.url.clone());
     let url = pooler.url();
     let server = Served::start_with(&[], &by_way_of(&url, &direct)).await;
-    let holder = server
-        .post("/locks/sku-1", &json!({"ttl_ms": 60_000}))
-        .await;
+    let body = json!({"ttl_ms": 60_000});
+    let holder = server.post("/locks/sku-1", &body).await;
     let began = Instant::now();
     let waiter = async |place: i64| {
         let join = async || db.number("SELECT count(*) FROM tower_fence.waiters").await >= place;
@@ -189,8 +172,6 @@ async fn waiters_behind_a_pooler_are_served_in_order() {
 }
 
 async fn release(server: &Served, granted: &Answer) {
-    let lease = granted.json();
-    let request = server.request(Method::DELETE, "/locks/sku-1");
-    let request = request.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    let request = server.of_holder(Method::DELETE, &granted.json());
     assert_eq!(Answer::to(request).await.status, 204);
 }

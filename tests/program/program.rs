@@ -12,10 +12,12 @@ use std::{
 
 use reqwest::{Client, Method, RequestBuilder};
 use serde_json::Value;
+use sqlx::Postgres;
 use tempfile::NamedTempFile;
 use tokio::net::TcpStream;
 
 use crate::support::{
+    database::{Fresh, TestDatabase},
     eventually,
     http::{Answer, client_builder},
     process::{Process, built},
@@ -49,7 +51,7 @@ pub fn clean(mut command: Command) -> Command {
 }
 
 /// The output of a command, and its exit status.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ended {
     pub status: i32,
     pub stdout: String,
@@ -73,6 +75,11 @@ impl Ended {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
     }
+}
+
+/// Returns the words of a line, which are separated by blanks.
+pub fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
 }
 
 /// Runs the program to its end.
@@ -129,6 +136,19 @@ pub fn secret_options<'a>(
     ]
 }
 
+/// Starts a server with these arguments for the leases of a new database.
+pub async fn serving(arguments: &[&str]) -> (Fresh<Postgres>, Served) {
+    let db = Postgres::fresh(4).await;
+    let server = Served::start(&db.url, arguments).await;
+    (db, server)
+}
+
+/// Like [`serving`], with the secrets [`HOLDER`] and [`OPERATOR`].
+pub async fn serving_with_secrets() -> (Fresh<Postgres>, Served) {
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    serving(&secret_options(&holders, &operators)).await
+}
+
 /// A running `tower-fence serve`, which is killed on drop.
 pub struct Served {
     pub url: String,
@@ -161,12 +181,10 @@ impl Served {
         process.prints("\n", 1).await;
         let stdout = process.stdout();
         let (_, url) = stdout.split_once("listens on ").unwrap();
+        let client = client_builder().timeout(Duration::from_secs(45));
         Self {
             url: url.trim().to_owned(),
-            client: client_builder()
-                .timeout(Duration::from_secs(45))
-                .build()
-                .unwrap(),
+            client: client.build().unwrap(),
             secret: None,
             process,
         }
@@ -190,6 +208,13 @@ impl Served {
         }
     }
 
+    /// Returns a request of the holder of a lease.
+    pub fn of_holder(&self, method: Method, lease: &Value) -> RequestBuilder {
+        let [resource, id] = ["resource", "lease_id"].map(|name| lease[name].as_str().unwrap());
+        let request = self.request(method, &format!("/locks/{resource}"));
+        request.header("Lease-Id", id)
+    }
+
     pub async fn get(&self, path: &str) -> Answer {
         Answer::to(self.request(Method::GET, path)).await
     }
@@ -202,6 +227,22 @@ impl Served {
     /// response.
     pub async fn logs(&self, text: &str) {
         eventually!(text, self.log().contains(text));
+    }
+
+    /// Waits until the log contains this text, and returns the first line with it.
+    pub async fn line(&self, text: &str) -> String {
+        self.logs(text).await;
+        let log = self.log();
+        log.lines().find(|line| line.contains(text)).unwrap().into()
+    }
+
+    /// Returns the value of a metric.
+    pub async fn metric(&self, name: &str) -> String {
+        let metrics = self.get("/metrics").await.text;
+        let mut lines = metrics.lines().filter_map(|line| line.split_once(' '));
+        let found = lines.find(|(series, _)| *series == name);
+        let (_, value) = found.unwrap_or_else(|| panic!("no {name}: {metrics}"));
+        value.to_owned()
     }
 
     /// Returns the address of the server.

@@ -3,7 +3,7 @@
 use serde_json::json;
 use sqlx::Postgres;
 
-use super::program::{Served, file, name, path, run};
+use super::program::{Served, file, name, path, run, words};
 use crate::support::{
     certificates::Certificates,
     database::{Fresh, TestDatabase},
@@ -81,13 +81,11 @@ async fn keys(redis: &RedisServer, user: &str, database: u8) -> Vec<String> {
 
 #[tokio::test]
 async fn the_master_of_sentinels_may_have_secrets() {
-    let user = format!("locks on >{MASTER} ~* &* +@all");
-    let user: Vec<&str> = ["--user"].into_iter().chain(user.split(' ')).collect();
+    let user = format!("--user locks on >{MASTER} ~* &* +@all");
+    let user = words(&user);
     let as_user = ["--redis-master-username", "locks"];
-    let (for_master, for_user) = (
-        format!("sentinel auth-pass the-master {MASTER}"),
-        "sentinel auth-user the-master locks",
-    );
+    let for_master = format!("sentinel auth-pass the-master {MASTER}");
+    let for_user = "sentinel auth-user the-master locks";
     let own = format!("requirepass {SENTINEL}");
     let third = ["--redis-master-database", "3"];
     #[rustfmt::skip]
@@ -102,7 +100,7 @@ async fn the_master_of_sentinels_may_have_secrets() {
         let (db, redis) = (Postgres::fresh(4).await, RedisServer::start(redis).await);
         let port = free_port();
         let listens = format!("port {port}");
-        let lines: Vec<&str> = lines.into_iter().chain([listens.as_str()]).collect();
+        let lines = [&lines[..], &[&listens]].concat();
         let _sentinel = Sentinel::start_with(port, redis.addr(), &lines);
         let url = match has_own {
             true => format!("redis://:{SENTINEL}@127.0.0.1:{port}"),
@@ -111,24 +109,17 @@ async fn the_master_of_sentinels_may_have_secrets() {
         let server = serve(&db, &url, MASTER, &more).await;
         grants(&server).await;
         let place = format!(", database {database}, prefix tower-fence ");
-        assert!(server.log().contains(&place), "{place}: {}", server.log());
+        assert_contains!(server.log(), &place);
         let user = if more.contains(&"locks") { "locks" } else { "" };
         assert!(!keys(&redis, user, database).await.is_empty());
         if database > 0 {
             assert_eq!(keys(&redis, user, 0).await, [""; 0]);
         }
-        refuses(
-            &serve(&db, &url, WRONG, &more).await,
-            "Password authentication failed",
-        )
-        .await;
+        let server = serve(&db, &url, WRONG, &more).await;
+        refuses(&server, "Password authentication failed").await;
         if user.is_empty() {
-            refuses_with(
-                &serve(&db, &url, "", &more).await,
-                (500, "misconfigured"),
-                "Authentication required",
-            )
-            .await;
+            let (server, answer) = (serve(&db, &url, "", &more).await, (500, "misconfigured"));
+            refuses_with(&server, answer, "Authentication required").await;
         }
     }
 }

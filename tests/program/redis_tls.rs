@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use sqlx::Postgres;
 
 use super::{
-    program::{Served, name, run},
+    program::{Served, name, run, words},
     redis_secrets::{MASTER, SENTINEL, grants, refuses, serve},
 };
 use crate::support::{
@@ -21,26 +21,20 @@ use crate::support::{
 fn speaks_tls(certificates: &Certificates, port: u16) -> Vec<String> {
     let [cert, key, authority] = ["server.pem", "server.key", "authority.pem"]
         .map(|file| certificates.path(file).display().to_string());
-    [
+    vec![
         format!("tls-port {port}"),
         format!("tls-cert-file {cert}"),
         format!("tls-key-file {key}"),
         format!("tls-ca-cert-file {authority}"),
         "tls-auth-clients yes".into(),
     ]
-    .to_vec()
 }
 
 async fn redis_with_tls(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
     let port = free_port();
     let lines = speaks_tls(certificates, port);
-    let words = lines.iter().flat_map(|line| line.split(' '));
-    let options = words.map(|word| match word.starts_with("tls-") {
-        true => format!("--{word}"),
-        false => word.to_owned(),
-    });
-    let options: Vec<String> = options.collect();
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let options = format!("--{}", lines.join(" --"));
+    let options = words(&options);
     (RedisServer::start(&[&options, more].concat()).await, port)
 }
 
@@ -63,28 +57,22 @@ async fn sentinels_and_their_master_are_reached_over_tls() {
     let _sentinel = Sentinel::start_with(port, SocketAddr::from(([127, 0, 0, 1], master)), &lines);
     let url = format!("rediss://:{SENTINEL}@127.0.0.1:{port}");
     let shown = [
-        "--redis-master-tls",
         "--redis-cert-file",
         name(&cert),
         "--redis-key-file",
         name(&key),
     ];
+    let shown = [&["--redis-master-tls"], &shown[..]].concat();
     let trusting = |file| [&shown[..], &["--redis-ca-file", name(file)]].concat();
     let right = trusting(&authority);
     grants(&serve(&db, &url, MASTER, &right).await).await;
     // The servers have another authority, the authorities of the system, no certificate, or no TLS
     // to the master.
     let wrong = trusting(&other);
-    refuses(
-        &serve(&db, &url, MASTER, &wrong).await,
-        "invalid peer certificate",
-    )
-    .await;
-    refuses(
-        &serve(&db, &url, MASTER, &shown).await,
-        "invalid peer certificate",
-    )
-    .await;
+    for options in [wrong, shown.clone()] {
+        let server = serve(&db, &url, MASTER, &options).await;
+        refuses(&server, "invalid peer certificate").await;
+    }
     let without = ["--redis-master-tls", "--redis-ca-file", name(&authority)];
     refuses(&serve(&db, &url, MASTER, &without).await, "ertificate").await;
     refuses(&serve(&db, &url, MASTER, &right[1..]).await, "Redis at").await;
@@ -97,11 +85,9 @@ async fn a_redis_alone_may_ask_for_a_certificate() {
     let [authority, other] = [&certificates, &others].map(|made| made.path("authority.pem"));
     let secret = ["--requirepass", MASTER];
     let (_redis, port) = redis_with_tls(&certificates, &secret).await;
-    let (db, url) = (
-        Postgres::fresh(4).await,
-        // The scheme of a URL may be in capitals.
-        format!("REDISS://:{MASTER}@127.0.0.1:{port}"),
-    );
+    let db = Postgres::fresh(4).await;
+    // The scheme of a URL may be in capitals.
+    let url = format!("REDISS://:{MASTER}@127.0.0.1:{port}");
     let variables = [
         ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
         ("TOWER_FENCE_REDIS_URL", url.as_str()),
@@ -116,11 +102,8 @@ async fn a_redis_alone_may_ask_for_a_certificate() {
         let variables = [&trusting(&authority)[..], &url].concat();
         run(&["check"], &variables).await.is(0);
     }
-    refuses(
-        &Served::start_with(&[], &trusting(&other)).await,
-        "invalid peer certificate",
-    )
-    .await;
+    let server = Served::start_with(&[], &trusting(&other)).await;
+    refuses(&server, "invalid peer certificate").await;
 }
 
 #[tokio::test]

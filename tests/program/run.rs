@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::{
     command::{Notes, are_waiting, end, held, serving, start, start_on, start_under},
-    program::{HOLDER, OPERATOR, Served, file, run, secret_options, under},
+    program::{HOLDER, Served, run, run_on, serving_with_secrets, under, words},
 };
 use crate::support::{
     database::TestDatabase,
@@ -18,47 +18,35 @@ use crate::support::{
 
 #[tokio::test]
 async fn command_receives_its_lease_and_its_status_is_returned() {
-    let (db, server) = serving().await;
+    let (db, server) = serving(&[]).await;
     let script = "echo \"$FENCING_TOKEN|$FENCING_TOKEN_NUMBER|$LEASE_RESOURCE\"; \
                   env | cut -d = -f 1; exit 7";
     let ended = end(start(&server, &["--owner", "me"], script)).await;
     let (values, names) = ended.is(7).stdout.split_once('\n').unwrap();
     assert_eq!(values, r#"1000000001;resource="sku-1"|1000000001|sku-1"#);
     // With the lease id, the command could release the lease, and `run` would then lose it.
-    assert!(
-        names.contains("FENCING_TOKEN") && !names.contains("LEASE_ID"),
-        "{names}"
-    );
+    assert_contains!(names, "FENCING_TOKEN");
+    assert!(!names.contains("LEASE_ID"), "{names}");
     assert_eq!(ended.stderr, "");
     assert!(!held(&server).await, "it was released");
     // The command has a token that is admitted.
-    assert_eq!(
-        db.number("SELECT tower_fence.admit('sku-1', 1000000001)")
-            .await,
-        1_000_000_001
-    );
+    let admit = "SELECT tower_fence.admit('sku-1', 1000000001)";
+    assert_eq!(db.number(admit).await, 1_000_000_001);
 }
 
 #[tokio::test]
 async fn a_command_writes_several_times_with_a_reusable_token() {
-    let (db, server) = serving().await;
+    let (db, server) = serving(&[]).await;
     db.execute("CREATE TABLE writes (n int)").await;
     let script = r#"for n in 1 2; do "$@" -c BEGIN \
         -c "SELECT tower_fence.admit('$LEASE_RESOURCE', $FENCING_TOKEN_NUMBER, true)" \
         -c "INSERT INTO writes VALUES ($n)" -c COMMIT || exit; done"#;
     let mut command = under(&["env", "--default-signal"]);
-    command.env("TOWER_FENCE_URL", &server.url).args([
-        "run",
-        "--resource",
-        "sku-1",
-        "--",
-        "sh",
-        "-c",
-        script,
-        "sh",
-    ]);
     let psql = psql(&db.url);
     command
+        .env("TOWER_FENCE_URL", &server.url)
+        .args(words("run --resource sku-1 -- sh -c"))
+        .args([script, "sh"])
         .arg(psql.get_program())
         .args(psql.get_args())
         .args(["-v", "ON_ERROR_STOP=1"]);
@@ -69,110 +57,66 @@ async fn a_command_writes_several_times_with_a_reusable_token() {
 
 #[tokio::test]
 async fn statuses_are_as_documented() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let server_url = [("TOWER_FENCE_URL", server.url.as_str())];
-    let cases: [(&[&str], i32); 6] = [
-        (&["run", "--resource", "a", "true"], 0),
-        (
-            &["run", "--resource", "a", "--", "sh", "-c", "exit 255"],
-            255,
-        ),
-        (
-            &["run", "--resource", "a", "--", "sh", "-c", "kill -9 $$"],
-            137,
-        ),
-        (&["run", "--resource", "a", "/nowhere/command"], 127),
-        (&["run", "--resource", "a", "--", "/etc/passwd"], 126),
-        (&["run", "--resource", "a"], 64),
-    ];
-    for (arguments, status) in cases {
-        run(arguments, &server_url).await.is(status);
+    for (command, status) in [
+        (&["true"][..], 0),
+        (&["--", "sh", "-c", "exit 255"], 255),
+        (&["--", "sh", "-c", "kill -9 $$"], 137),
+        (&["/nowhere/command"], 127),
+        (&["--", "/etc/passwd"], 126),
+        (&[], 64),
+    ] {
+        let arguments = [&["run", "--resource", "a"], command].concat();
+        run(&arguments, &server_url).await.is(status);
     }
     // Each lease was released, including those of commands that did not start.
     assert_eq!(server.get("/locks").await.json()["leases"], json!([]));
-    run(
-        &[
-            "run",
-            "--resource",
-            "a",
-            "--url",
-            "http://127.0.0.1:1",
-            "true",
-        ],
-        &[],
-    )
-    .await
-    .is(69)
-    .says("127.0.0.1:1");
+    let nowhere = words("run --resource a --url http://127.0.0.1:1 true");
+    let refused = run(&nowhere, &[]).await;
+    refused.is(69).says("127.0.0.1:1");
 
-    server
-        .post("/locks/true", &json!({"ttl_ms": 600_000}))
-        .await;
-    run(&["run", "--resource", "true", "true"], &server_url)
-        .await
-        .is(75)
-        .says("true is held by another holder");
+    let long = json!({"ttl_ms": 600_000});
+    server.post("/locks/true", &long).await;
+    let refused = run(&["run", "--resource", "true", "true"], &server_url).await;
+    refused.is(75).says("true is held by another holder");
     for (status, is_silent) in [(0, true), (7, false)] {
-        let conflict = [
-            "run",
-            "--resource",
-            "true",
-            "-E",
-            &status.to_string(),
-            "/bin/true",
-        ];
-        let skipped = run(&conflict, &server_url).await;
+        let conflict = format!("run --resource true -E {status} /bin/true");
+        let skipped = run(&words(&conflict), &server_url).await;
         assert_eq!(skipped.is(status).stderr.is_empty(), is_silent, "{status}");
     }
-    let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let arguments = secret_options(&holders, &operators);
-    let closed = Served::start(&_db.url, &arguments).await;
+    let (_db, closed) = serving_with_secrets().await;
     let closed_url = [("TOWER_FENCE_URL", closed.url.as_str())];
     // The refusal is immediate, although the wait would be unlimited.
-    run(
-        &["run", "--resource", "a", "--wait", "forever", "true"],
-        &closed_url,
-    )
-    .await
-    .is(77);
+    let waits = words("run --resource a --wait forever true");
+    run(&waits, &closed_url).await.is(77);
     let with_secret = [closed_url[0], ("TOWER_FENCE_SECRET", HOLDER)];
-    run(&["run", "--resource", "a", "true"], &with_secret)
-        .await
-        .is(0);
+    run(&waits, &with_secret).await.is(0);
 }
 
 #[tokio::test]
 async fn run_requires_a_resource_that_is_not_blank() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let url = ("TOWER_FENCE_URL", server.url.as_str());
     let empty = ("TOWER_FENCE_RESOURCE", "");
-    run(&["run", "--", "true"], &[url])
-        .await
-        .is(64)
-        .says("--resource <NAME>");
+    let refused = run(&["run", "--", "true"], &[url]).await;
+    refused.is(64).says("--resource <NAME>");
     // An unknown option before the command is not a command.
-    run(&["run", "--resouce", "nightly", "true"], &[url])
-        .await
-        .is(64)
-        .says("--resouce");
+    let refused = run(&["run", "--resouce", "nightly", "true"], &[url]).await;
+    refused.is(64).says("--resouce");
     for blank in ["", " "] {
         let named = ["run", "--resource", blank, "true"];
         run(&named, &[url]).await.is(64).says("is blank");
     }
-    run(&["run", "true"], &[url, empty])
-        .await
-        .is(64)
-        .says("is blank");
+    let refused = run(&["run", "true"], &[url, empty]).await;
+    refused.is(64).says("is blank");
 }
 
 #[tokio::test]
 async fn run_waits_in_the_queue() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
-    let script = format!(
-        "until test -e {}; do sleep 0.02; done; echo one",
-        notes.path("go").display()
-    );
+    let script = notes.script("until test -e NOTES/go; do sleep 0.02; done; echo one");
     let first = start(&server, &[], &script);
     eventually!("the first command has the lease", held(&server).await);
     let second = start(&server, &["--wait", "forever"], "echo two");
@@ -196,10 +140,9 @@ async fn run_waits_longer_than_the_server_limit() {
 
 #[tokio::test]
 async fn a_signal_ends_the_wait() {
-    let (_db, server) = serving().await;
-    server
-        .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
-        .await;
+    let (_db, server) = serving(&[]).await;
+    let long = json!({"ttl_ms": 600_000});
+    server.post("/locks/sku-1", &long).await;
     let waiting = start(&server, &["--wait", "forever"], "echo never");
     are_waiting(&server, 1).await;
     waiting.signal("-TERM");
@@ -211,7 +154,7 @@ async fn a_signal_ends_the_wait() {
 /// that has ended.
 #[tokio::test]
 async fn refused_command_leaves_the_queue() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let held = json!({"ttl_ms": 600_000});
     assert_eq!(server.post("/locks/sku-1", &held).await.status, 201);
     let refused = start(&server, &["--wait", "300ms"], "echo never");
@@ -223,7 +166,7 @@ async fn refused_command_leaves_the_queue() {
 
 #[tokio::test]
 async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let script = "sleep 7; echo done";
     let mut running = start(&server, &["--ttl", "3s", "--wait", "20s"], script);
     eventually!("the lease is held", held(&server).await);
@@ -232,18 +175,15 @@ async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
     end(other).await.is(75);
     running.prints("done", 1).await;
     end(running).await.is(0);
-    let metrics = server.get("/metrics").await.text;
-    let renewed = metrics
-        .lines()
-        .find_map(|line| line.strip_prefix("tower_fence_leases_renewed_total "));
-    assert!(renewed.unwrap().parse::<u32>().unwrap() >= 3, "{metrics}");
+    let renewed = server.metric("tower_fence_leases_renewed_total").await;
+    assert!(renewed.parse::<u32>().unwrap() >= 3, "{renewed}");
 }
 
 #[tokio::test]
 async fn signals_are_passed_on() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let names = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"];
-    let traps: String = names
+    let traps = names
         .map(|name| format!("trap 'echo {name}' {name}; "))
         .concat();
     let script = format!("{traps} trap 'exit 9' ALRM; echo ready $$; while :; do sleep 0.01; done");
@@ -254,12 +194,7 @@ async fn signals_are_passed_on() {
         running.prints(&format!("{name}\n"), 1).await;
     }
     let stdout = running.stdout();
-    let pid = stdout
-        .lines()
-        .next()
-        .unwrap()
-        .strip_prefix("ready ")
-        .unwrap();
+    let (_, pid) = stdout.lines().next().unwrap().split_once(' ').unwrap();
     assert!(held(&server).await, "the command runs and has its lease");
     send_signal(pid.parse().unwrap(), "-ALRM");
     end(running).await.is(9);
@@ -275,47 +210,29 @@ async fn signals_are_passed_on() {
 async fn direct_run_acquires_its_lease_in_postgres() {
     let db = Postgres::fresh(2).await;
     let url = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    let script = "echo $FENCING_TOKEN_NUMBER";
-    let ended = run(
-        &["run", "--direct", "--resource", "sku-1", "sh", "-c", script],
-        &url,
-    )
-    .await;
+    let direct = words("run --direct --resource sku-1");
+    let script = ["sh", "-c", "echo $FENCING_TOKEN_NUMBER"];
+    let ended = run(&[&direct[..], &script].concat(), &url).await;
     let token: i64 = ended.is(0).stdout.trim().parse().unwrap();
-    assert_eq!(
-        db.number(&format!("SELECT tower_fence.admit('sku-1', {token})"))
-            .await,
-        token
-    );
-    assert_eq!(
-        db.number("SELECT count(*) FROM tower_fence.held_leases")
-            .await,
-        0
-    );
-    db.execute("SELECT tower_fence.acquire('sku-1', '1 min')")
-        .await;
-    run(&["run", "--direct", "--resource", "sku-1", "true"], &url)
-        .await
-        .is(75);
-    let nowhere = [("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop")];
-    run(&["run", "--resource", "a", "--direct", "true"], &nowhere)
-        .await
-        .is(69);
+    let admit = format!("SELECT tower_fence.admit('sku-1', {token})");
+    assert_eq!(db.number(&admit).await, token);
+    let held = "SELECT count(*) FROM tower_fence.held_leases";
+    assert_eq!(db.number(held).await, 0);
+    let acquire = "SELECT tower_fence.acquire('sku-1', '1 min')";
+    db.execute(acquire).await;
+    let direct = [&direct[..], &["true"]].concat();
+    run(&direct, &url).await.is(75);
+    run_on("postgres://127.0.0.1:1/shop", &direct).await.is(69);
 }
 
 /// Many instances start at the same time, as on many machines, and one runs at a time.
 #[tokio::test]
 async fn one_runs_at_a_time() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
-    let (alone, log) = (notes.path("alone"), notes.path("log"));
-    let script = |pause| {
-        format!(
-            "mkdir {0} || echo overlap >> {1}; sleep {pause}; rmdir {0}; echo ran >> {1}",
-            alone.display(),
-            log.display()
-        )
-    };
+    let alone = "mkdir NOTES/alone || echo overlap >> NOTES/log";
+    let end_alone = "rmdir NOTES/alone; echo ran >> NOTES/log";
+    let script = |pause| notes.script(&format!("{alone}; sleep {pause}; {end_alone}"));
     let all = (0..8).map(|_| start(&server, &["--wait", "1m"], &script(0.05)));
     for one in all.collect::<Vec<_>>() {
         end(one).await.is(0);
@@ -326,16 +243,12 @@ async fn one_runs_at_a_time() {
     for one in all.collect::<Vec<_>>() {
         end(one).await;
     }
-    assert!(
-        notes.text("log").contains("overlap"),
-        "{}",
-        notes.text("log")
-    );
+    assert_contains!(notes.text("log"), "overlap");
 }
 
 #[tokio::test]
 async fn signals_that_are_ignored_stay_ignored() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let starter = ["env", "--default-signal", "--ignore-signal=HUP"];
     let script = "echo ready; while :; do sleep 0.01; done";
     let mut running = start_under(&starter, &server.url, "sku-1", &[], script);
@@ -349,17 +262,14 @@ async fn signals_that_are_ignored_stay_ignored() {
 
 #[tokio::test]
 async fn server_refusal_names_the_option() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     for (option, value, limits) in [
         ("--ttl", "1h", "100 to 600000"),
         ("--lock-delay", "5h", "0 to 60000"),
     ] {
-        let refused = run(
-            &["run", "--resource", "a", option, value, "--", "true"],
-            &variables,
-        )
-        .await;
+        let arguments = ["run", "--resource", "a", option, value, "--", "true"];
+        let refused = run(&arguments, &variables).await;
         let text = format!("tower-fence: invalid {option}: must be from {limits} milliseconds\n");
         assert_eq!(refused.is(64).stderr, text);
     }

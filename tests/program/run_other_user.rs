@@ -24,13 +24,11 @@ async fn beside_another_user(
     place: &str,
     then: &str,
 ) -> (Process, String) {
-    let child = notes.path("child");
-    let script = format!(
+    let script = notes.script(&format!(
         "{place}setpriv --reuid=65534 --clear-groups sleep 1000 > /dev/null 2>&1 & \
          until grep -q '^Uid:.65534' /proc/$!/status; do sleep 0.02; done; \
-         echo $! > {}; {then}",
-        child.display()
-    );
+         echo $! > NOTES/child; {then}"
+    ));
     let options = ["--ttl", "5s", "--wait", "20s", "--grace", "100ms"];
     let running = start_under(&WITHOUT_RIGHTS, &server.url, "sku-1", &options, &script);
     let child = notes.has("child").await;
@@ -39,16 +37,12 @@ async fn beside_another_user(
 
 #[tokio::test]
 async fn lease_is_kept_while_a_process_cannot_be_stopped() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for place in PLACES {
         let notes = Notes::new();
         let (running, child) = beside_another_user(&server, &notes, place, "exit 7").await;
-        eventually!(
-            "the command is named",
-            running
-                .log()
-                .contains(&format!("pid {child} (sleep, user nobody)"))
-        );
+        let named = format!("pid {child} (sleep, user nobody)");
+        eventually!("the command is named", running.log().contains(&named));
         assert!(lives(&child) && held(&server).await);
         send_signal(child.parse().unwrap(), "-KILL");
         end(running).await.is(7);
@@ -58,16 +52,14 @@ async fn lease_is_kept_while_a_process_cannot_be_stopped() {
 
 #[tokio::test]
 async fn command_running_without_its_lease_is_reported() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for place in PLACES {
         let notes = Notes::new();
         let (running, child) = beside_another_user(&server, &notes, place, "sleep 1000").await;
         break_lease(&server).await;
         let ended = end(running).await;
-        ended
-            .is(125)
-            .says("could not be stopped")
-            .says(&format!("pid {child} (sleep, user nobody)"));
+        ended.is(125).says("could not be stopped");
+        ended.says(&format!("pid {child} (sleep, user nobody)"));
         assert!(lives(&child));
         send_signal(child.parse().unwrap(), "-KILL");
     }

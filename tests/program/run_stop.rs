@@ -18,14 +18,12 @@ async fn orphans_are_reaped_while_the_command_runs() {
         ctypes.CDLL(None).prctl(36, 1)\n\
         if sys.argv[1] == 'below': sys.exit(subprocess.call(sys.argv[2:]))\n\
         os.execv(sys.argv[2], sys.argv[2:])";
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for place in ["as", "below"] {
         let notes = Notes::new();
-        let orphan = notes.path("orphan");
-        let script = format!(
-            "(sh -c 'echo $$ > {0}' &); until grep -q . {0}; do sleep 0.02; done; \
-             while test -d /proc/$(cat {0}); do sleep 0.02; done; exit 7",
-            orphan.display()
+        let script = notes.script(
+            "(sh -c 'echo $$ > NOTES/orphan' &); until grep -q . NOTES/orphan; do sleep 0.02; done; \
+             while test -d /proc/$(cat NOTES/orphan); do sleep 0.02; done; exit 7",
         );
         let starter = ["env", "--default-signal", "python3", "-c", ADOPT, place];
         let running = start_under(&starter, &server.url, "sku-1", &[], &script);
@@ -36,7 +34,7 @@ async fn orphans_are_reaped_while_the_command_runs() {
 /// The end of the command does not wait for a zombie whose status no process reads.
 #[tokio::test]
 async fn a_zombie_in_the_group_does_not_delay_the_release() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
     let (command, zombie) = (notes.path("command"), notes.path("zombie"));
     // The parent starts `tower-fence run`, so it is not a process of the command. Its child joins
@@ -51,11 +49,8 @@ async fn a_zombie_in_the_group_does_not_delay_the_release() {
         sys.exit(running.wait())";
     let starter = ["env", "--default-signal", "python3", "-c", parent];
     let starter = [&starter[..], &[name(&command), name(&zombie)]].concat();
-    let script = format!(
-        "echo $$ > {}; until test -s {}; do sleep 0.02; done; exit 7",
-        command.display(),
-        zombie.display()
-    );
+    let waits = "until test -s NOTES/zombie; do sleep 0.02; done";
+    let script = notes.script(&format!("echo $$ > NOTES/command; {waits}; exit 7"));
     let options = ["--grace", "10m"];
     let running = start_under(&starter, &server.url, "sku-1", &options, &script);
     end(running).await.is(7);
@@ -64,23 +59,20 @@ async fn a_zombie_in_the_group_does_not_delay_the_release() {
 /// `timeout` starts a group of its own, and `setsid` starts a session of its own.
 #[tokio::test]
 async fn descendants_outside_the_group_are_stopped() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for (options, then, status) in [
         (&["--ttl", "5m"][..], "exit 7", 7),
         (&["--ttl", "5m", "--max-time", "15s"], "sleep 1000", 123),
         (&["--ttl", "9s"], "sleep 1000", 124),
     ] {
         let notes = Notes::new();
-        let script = format!(
-            "(setsid sh -c 'trap \"\" TERM; echo $$ > {0}; exec sleep 1000' > /dev/null 2>&1 &)\n\
-             timeout 1000 sh -c 'trap \"echo TERM > {2}; exit\" TERM; echo $$ > {1}; \
+        let script = notes.script(&format!(
+            "(setsid sh -c 'trap \"\" TERM; echo $$ > NOTES/ignores; exec sleep 1000' > /dev/null 2>&1 &)\n\
+             timeout 1000 sh -c 'trap \"echo TERM > NOTES/log; exit\" TERM; echo $$ > NOTES/ends; \
                                 while :; do sleep 0.02; done' > /dev/null 2>&1 &\n\
-             until test -s {0} && test -s {1}; do sleep 0.02; done; echo > {3}; {then}",
-            notes.path("ignores").display(),
-            notes.path("ends").display(),
-            notes.path("log").display(),
-            notes.path("ready").display(),
-        );
+             until test -s NOTES/ignores && test -s NOTES/ends; do sleep 0.02; done; \
+             echo > NOTES/ready; {then}"
+        ));
         let options = [options, &["--grace", "2s", "--wait", "20s"]].concat();
         let running = start(&server, &options, &script);
         notes.has("ready").await;
@@ -99,16 +91,13 @@ async fn descendants_outside_the_group_are_stopped() {
 /// A process that `tower-fence run` has inherited from the program that executed it.
 #[tokio::test]
 async fn processes_from_before_the_command_are_not_stopped() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
-    let script = format!(
-        "setsid sleep 1000 > /dev/null 2>&1 & echo $! > {}; exec \"$0\" \"$@\"",
-        notes.path("earlier").display()
-    );
+    let script = notes
+        .script("setsid sleep 1000 > /dev/null 2>&1 & echo $! > NOTES/earlier; exec \"$0\" \"$@\"");
     let starter = ["env", "--default-signal", "sh", "-c", &script];
-    end(start_under(&starter, &server.url, "sku-1", &[], "exit 7"))
-        .await
-        .is(7);
+    let running = start_under(&starter, &server.url, "sku-1", &[], "exit 7");
+    end(running).await.is(7);
     let earlier = notes.has("earlier").await;
     assert!(lives(&earlier));
     send_signal(earlier.parse().unwrap(), "-KILL");
@@ -116,9 +105,9 @@ async fn processes_from_before_the_command_are_not_stopped() {
 
 #[tokio::test]
 async fn a_stopped_command_ends_after_term() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
-    let script = format!("echo $$ > {}; exec sleep 1000", notes.path("id").display());
+    let script = notes.script("echo $$ > NOTES/id; exec sleep 1000");
     let running = start(&server, &[], &script);
     let command = notes.has("id").await;
     send_signal(command.parse().unwrap(), "-STOP");
@@ -129,13 +118,9 @@ async fn a_stopped_command_ends_after_term() {
 /// Starts a command that writes continuously and has a child outside its group. Stops it with TSTP,
 /// which is sent to `tower-fence run`.
 async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String) {
-    let script = format!(
-        "setsid sh -c 'echo $$ > {}; exec sleep 1000' > /dev/null 2>&1 & \
-         echo $$ > {}; while ! test -e {}; do echo x >> {}; sleep 0.02; done",
-        notes.path("outside").display(),
-        notes.path("command").display(),
-        notes.path("go").display(),
-        notes.path("log").display()
+    let script = notes.script(
+        "setsid sh -c 'echo $$ > NOTES/outside; exec sleep 1000' > /dev/null 2>&1 & \
+         echo $$ > NOTES/command; while ! test -e NOTES/go; do echo x >> NOTES/log; sleep 0.02; done",
     );
     let running = start(server, &["--ttl", ttl, "--wait", "20s"], &script);
     let command = notes.has("command").await;
@@ -144,21 +129,14 @@ async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String)
     let keeper = running.id().to_string();
     eventually!("tower-fence run is stopped", state(&keeper) == Some('T'));
     // In state D, the signal was sent, and takes effect when the command has written to the disk.
-    assert!(
-        matches!(state(&command), Some('T' | 'D')),
-        "the command must be stopped first"
-    );
-    assert_eq!(
-        state(&outside),
-        Some('T'),
-        "the child must be stopped first"
-    );
+    assert_matches!(state(&command), Some('T' | 'D'));
+    assert_eq!(state(&outside), Some('T'));
     (running, command)
 }
 
 #[tokio::test]
 async fn stopped_command_resumes_with_the_run_process() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
     let (running, command) = stopped(&server, &notes, "5m").await;
     running.signal("-CONT");
@@ -172,7 +150,7 @@ async fn stopped_command_resumes_with_the_run_process() {
 
 #[tokio::test]
 async fn command_stopped_past_its_lease_writes_nothing_more() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
     let (running, _) = stopped(&server, &notes, "5s").await;
     let written = notes.text("log");
@@ -180,8 +158,5 @@ async fn command_stopped_past_its_lease_writes_nothing_more() {
     running.signal("-CONT");
     end(running).await.is(124);
     assert_eq!(notes.text("log"), written);
-    assert!(
-        held(&server).await,
-        "the other client must still have the lease"
-    );
+    assert!(held(&server).await, "the other client has the lease");
 }

@@ -37,7 +37,7 @@ fn with_options(
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
     let python = ["env", "--default-signal", "python3", "-c", TERMINAL];
     let starter = [&python, shell].concat();
-    let script = format!("echo $PPID > {}; {script}", notes.path("keeper").display());
+    let script = notes.script(&format!("echo $PPID > NOTES/keeper; {script}"));
     start_under(&starter, &server.url, "sku-1", options, &script)
 }
 
@@ -48,16 +48,14 @@ const IN_BACKGROUND: [&str; 3] = ["bash", "-c", "set -m; \"$0\" \"$@\" & wait $!
 const AS_LEADER: [&str; 2] = ["env", "--default-signal"];
 
 fn noting_int(notes: &Notes) -> String {
-    format!(
-        "trap 'echo INT >> {}' INT; trap 'exit 9' TERM; echo ready > {}; while :; do sleep 0.02; done",
-        notes.path("log").display(),
-        notes.path("ready").display()
-    )
+    let traps = "trap 'echo INT >> NOTES/log' INT; trap 'exit 9' TERM";
+    let waits = "echo ready > NOTES/ready; while :; do sleep 0.02; done";
+    notes.script(&format!("{traps}; {waits}"))
 }
 
 #[tokio::test]
 async fn signal_from_a_process_is_forwarded_in_the_foreground() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for shell in [&IN_FOREGROUND[..], &AS_LEADER, &IN_BACKGROUND] {
         let notes = Notes::new();
         let running = with_terminal(&server, &notes, shell, &noting_int(&notes));
@@ -72,16 +70,13 @@ async fn signal_from_a_process_is_forwarded_in_the_foreground() {
 
 #[tokio::test]
 async fn terminal_signal_reaches_the_command_once() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for shell in [&IN_FOREGROUND[..], &AS_LEADER] {
         let notes = Notes::new();
         let running = with_terminal(&server, &notes, shell, &noting_int(&notes));
         notes.has("ready").await;
         running.signal("-USR1");
-        eventually!(
-            "the command has received the signal",
-            notes.text("log") == "INT\n"
-        );
+        eventually!("the signal arrives", notes.text("log") == "INT\n");
         let keeper = notes.text("keeper").trim().parse().unwrap();
         send_signal(keeper, "-TERM");
         end(running).await;
@@ -93,10 +88,10 @@ async fn terminal_signal_reaches_the_command_once() {
 /// not keep the lease for the rest of `--at-least`.
 #[tokio::test]
 async fn terminal_signal_ends_a_container() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
     // A shell that starts a process when the signal arrives may lose the signal.
-    let script = format!("echo > {}; exec sleep 1000", notes.path("ready").display());
+    let script = notes.script("echo > NOTES/ready; exec sleep 1000");
     let options = ["--at-least", "600s"];
     let running = with_options(&server, &notes, &AS_LEADER, &options, &script);
     notes.has("ready").await;
@@ -107,16 +102,14 @@ async fn terminal_signal_ends_a_container() {
 /// No shell could continue the stopped process.
 #[tokio::test]
 async fn terminal_signal_does_not_stop_a_container() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
     // This command starts no processes. A shell that starts one with vfork does not stop while the
     // new process is stopped.
-    let script = format!(
-        "echo $$ > {0}; exec python3 -c \"import os, sys, time\n\
-         while not os.path.exists('{1}'): time.sleep(0.02)\n\
+    let script = notes.script(
+        "echo $$ > NOTES/command; exec python3 -c \"import os, sys, time\n\
+         while not os.path.exists('NOTES/go'): time.sleep(0.02)\n\
          sys.exit(7)\"",
-        notes.path("command").display(),
-        notes.path("go").display()
     );
     let running = with_terminal(&server, &notes, &AS_LEADER, &script);
     notes.has("command").await;
@@ -129,13 +122,10 @@ async fn terminal_signal_does_not_stop_a_container() {
 /// If the command runs in a background job or in a container, no shell stops its processes.
 #[tokio::test]
 async fn background_job_of_a_shell_is_stopped_with_its_group() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for shell in [&IN_BACKGROUND[..], &AS_LEADER] {
         let notes = Notes::new();
-        let script = format!(
-            "sleep 1000 > /dev/null 2>&1 & echo $! > {}",
-            notes.path("child").display()
-        );
+        let script = notes.script("sleep 1000 > /dev/null 2>&1 & echo $! > NOTES/child");
         let running = with_terminal(&server, &notes, shell, &script);
         let child = notes.has("child").await;
         end(running).await.is(0);
@@ -146,21 +136,15 @@ async fn background_job_of_a_shell_is_stopped_with_its_group() {
 /// The system stops a process that reads from the terminal in the background.
 #[tokio::test]
 async fn command_that_the_terminal_has_stopped_is_reported_once() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
-    let errors = notes.path("errors");
-    let shell = format!("\"$0\" \"$@\" </dev/null 2>{}; exit $?", errors.display());
-    let script = format!(
-        "echo $$ > {}; read -r line </dev/tty",
-        notes.path("command").display()
-    );
+    let shell = notes.script("\"$0\" \"$@\" </dev/null 2>NOTES/errors; exit $?");
+    let script = notes.script("echo $$ > NOTES/command; read -r line </dev/tty");
     let running = with_terminal(&server, &notes, &["sh", "-c", &shell], &script);
     let command = notes.has("command").await;
     let reported = "the command is stopped, because it uses the terminal in the background";
-    eventually!(
-        "the stop is reported",
-        notes.text("errors").contains(reported)
-    );
+    let reports = || notes.text("errors").matches(reported).count();
+    eventually!("the stop is reported", reports() > 0);
     // The command continues, and is stopped again.
     for _ in 0..2 {
         send_signal(command.parse().unwrap(), "-CONT");
@@ -171,5 +155,5 @@ async fn command_that_the_terminal_has_stopped_is_reported_once() {
     let keeper = notes.text("keeper").trim().parse().unwrap();
     send_signal(keeper, "-TERM");
     end(running).await.is(143);
-    assert_eq!(notes.text("errors").matches(reported).count(), 1);
+    assert_eq!(reports(), 1);
 }

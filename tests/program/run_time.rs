@@ -2,28 +2,22 @@
 
 use super::{
     command::{Notes, end, held, serving, start},
-    program::run,
+    program::{run, words},
 };
 use crate::support::eventually;
 
 #[tokio::test]
 async fn lease_is_kept_for_the_minimum_time() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let notes = Notes::new();
-    let script = format!("echo ended > {}; exit 7", notes.path("end").display());
-    let owner = ["--owner", "nightly"];
-    let options = ["--at-least", "5m", "--ttl", "5s", "--wait", "20s"];
-    let options = [&options[..], &owner].concat();
+    let script = notes.script("echo ended > NOTES/end; exit 7");
+    let options = words("--at-least 5m --ttl 5s --wait 20s --owner nightly");
     let running = start(&server, &options, &script);
     notes.has("end").await;
     // The lease is renewed beyond its TTL, although the command failed long before.
     eventually!(
         "the lease is renewed",
-        server
-            .get("/metrics")
-            .await
-            .text
-            .contains("tower_fence_leases_renewed_total 3")
+        server.metric("tower_fence_leases_renewed_total").await == "3"
     );
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     let late = ["run", "--resource", "sku-1", "--", "echo", "never"];
@@ -39,13 +33,11 @@ async fn lease_is_kept_for_the_minimum_time() {
 /// The signal arrives while the command runs, and the command ends.
 #[tokio::test]
 async fn terminated_run_exits_before_the_minimum_time() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for (at_least, is_held) in [("1ms", false), ("5m", true)] {
         let notes = Notes::new();
-        let script = format!(
-            "trap 'exit 7' TERM; echo ready > {}; while :; do sleep 0.05; done",
-            notes.path("ready").display()
-        );
+        let script = notes
+            .script("trap 'exit 7' TERM; echo ready > NOTES/ready; while :; do sleep 0.05; done");
         let options = ["--at-least", at_least, "--ttl", "5m"];
         let running = start(&server, &options, &script);
         notes.has("ready").await;
@@ -57,7 +49,7 @@ async fn terminated_run_exits_before_the_minimum_time() {
 
 #[tokio::test]
 async fn a_lease_that_was_kept_long_enough_is_released() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let running = start(&server, &["--at-least", "1s", "--ttl", "5m"], "exit 7");
     end(running).await.is(7);
     assert!(!held(&server).await);
@@ -65,26 +57,20 @@ async fn a_lease_that_was_kept_long_enough_is_released() {
 
 #[tokio::test]
 async fn a_command_that_runs_too_long_is_stopped() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     let options = ["--max-time", "300ms", "--grace", "300ms", "--ttl", "5m"];
     let script = "trap '' TERM; while :; do sleep 0.05; done";
-    end(start(&server, &options, script))
-        .await
-        .is(123)
-        .says("longer than --max-time");
+    let ended = end(start(&server, &options, script)).await;
+    ended.is(123).says("longer than --max-time");
     assert!(!held(&server).await);
     // While the command is being stopped, signals are forwarded to it.
     let notes = Notes::new();
     let options = ["--max-time", "3s", "--grace", "10m", "--ttl", "5m"];
-    let script = format!(
-        "trap 'echo > {}' TERM; while :; do sleep 0.05; done",
-        notes.path("stops").display()
-    );
+    let script = notes.script("trap 'echo > NOTES/stops' TERM; while :; do sleep 0.05; done");
     let running = start(&server, &options, &script);
     notes.has("stops").await;
     running.signal("-QUIT");
     end(running).await.is(123);
-    end(start(&server, &["--max-time", "1h"], "exit 7"))
-        .await
-        .is(7);
+    let running = start(&server, &["--max-time", "1h"], "exit 7");
+    end(running).await.is(7);
 }

@@ -14,7 +14,7 @@ use reqwest::Url;
 use serde_json::json;
 use sqlx::Postgres;
 
-use super::program::{HOLDER, OPERATOR, Served, ended, file, name, path, program, run};
+use super::program::{HOLDER, OPERATOR, Served, ended, file, name, path, program, run, words};
 use crate::support::{database::TestDatabase, eventually, http::Answer, redis::RedisServer};
 
 const REDIS_PASSWORD: &str = "the-password-of-redis";
@@ -38,9 +38,8 @@ fn command_line(pid: u32) -> String {
 async fn server_output_contains_no_secret() {
     let db = Postgres::fresh(4).await;
     let mut redis = RedisServer::start(&[]).await;
-    let _ = redis
-        .command(&["CONFIG", "SET", "requirepass", REDIS_PASSWORD])
-        .await;
+    let set = ["CONFIG", "SET", "requirepass", REDIS_PASSWORD];
+    redis.command(&set).await;
     let redis_url = format!("redis://:{REDIS_PASSWORD}@{}", redis.addr());
     let password = Url::parse(&db.url).unwrap().password().unwrap().to_owned();
     let files = [
@@ -56,17 +55,13 @@ async fn server_output_contains_no_secret() {
          --token-key-file {key} --database-url-file {database} --redis-url-file {redis_file} \
          --log trace"
     );
-    let server = Served::start_with(&Vec::from_iter(options.split(' ')), &[])
-        .await
-        .with_secret(HOLDER);
+    let server = Served::start_with(&words(&options), &[]).await;
+    let server = server.with_secret(HOLDER);
     let lease = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(lease.status, 201, "{lease:?}");
     let lease = lease.json();
-    let refused = server
-        .client
-        .post(server.url("/locks/sku-1"))
-        .bearer_auth(WRONG);
-    let mut shown = Answer::to(refused).await.text;
+    let refused = server.client.post(server.url("/locks/sku-1"));
+    let mut shown = Answer::to(refused.bearer_auth(WRONG)).await.text;
     redis.kill();
     let down = server.post("/locks/sku-2", &json!({})).await;
     down.is_problem(503, "store-unavailable");
@@ -114,7 +109,7 @@ async fn no_password_is_taken_from_the_command_line() {
         ),
     ];
     for (arguments, variable) in rows {
-        let refused = run(&Vec::from_iter(arguments.split(' ')), &[]).await;
+        let refused = run(&words(arguments), &[]).await;
         refused.is(64).says(variable);
         nothing_of(&["hunter2"], &refused.stderr);
     }
@@ -122,11 +117,9 @@ async fn no_password_is_taken_from_the_command_line() {
 
 #[tokio::test]
 async fn errors_and_help_show_no_secret() {
+    let database = "postgres://me:hunter2@127.0.0.1:1/shop";
     let variables = [
-        (
-            "TOWER_FENCE_DATABASE_URL",
-            "postgres://me:hunter2@127.0.0.1:1/shop",
-        ),
+        ("TOWER_FENCE_DATABASE_URL", database),
         ("TOWER_FENCE_REDIS_URL", "redis://:hunter2@127.0.0.1:1"),
         ("TOWER_FENCE_SECRET", "hunter2-0123456789"),
         ("TOWER_FENCE_HOLDER_SECRETS", "hunter2"),
@@ -134,28 +127,18 @@ async fn errors_and_help_show_no_secret() {
         ("TOWER_FENCE_OWNER", "hunter2"),
     ];
     for (arguments, status) in [
-        (vec!["--help"], 0),
-        (vec!["serve", "--help"], 0),
-        (vec!["run", "--help"], 0),
-        (vec!["leases", "--help"], 0),
-        (vec!["reset", "--help"], 0),
-        (vec!["serve"], 78),
-        (vec!["migrate"], 69),
-        (vec!["leases", "--url", "http://127.0.0.1:1"], 69),
-        (
-            vec![
-                "run",
-                "--resource",
-                "a",
-                "--url",
-                "http://127.0.0.1:1",
-                "true",
-            ],
-            69,
-        ),
-        (vec!["run", "--resource", "a", "--direct", "true"], 69),
+        ("--help", 0),
+        ("serve --help", 0),
+        ("run --help", 0),
+        ("leases --help", 0),
+        ("reset --help", 0),
+        ("serve", 78),
+        ("migrate", 69),
+        ("leases --url http://127.0.0.1:1", 69),
+        ("run --resource a --url http://127.0.0.1:1 true", 69),
+        ("run --resource a --direct true", 69),
     ] {
-        let ended = run(&arguments, &variables).await;
+        let ended = run(&words(arguments), &variables).await;
         ended.is(status);
         let shown = ended.stdout + &ended.stderr;
         assert!(shown.len() > 20, "{shown}");
@@ -165,27 +148,24 @@ async fn errors_and_help_show_no_secret() {
 
 #[tokio::test]
 async fn variable_that_is_not_utf_8_is_refused() {
-    let nowhere = ["--database-url", "postgres://127.0.0.1:1/shop"];
-    let serve = ["serve", "--listen", "127.0.0.1:0"];
-    let (served, migrated) = (
-        [&serve[..], &nowhere].concat(),
-        [&["migrate"][..], &nowhere].concat(),
-    );
+    let serve = "serve --listen 127.0.0.1:0";
+    let served = format!("{serve} --database-url postgres://127.0.0.1:1/shop");
+    let migrated = "migrate --database-url postgres://127.0.0.1:1/shop";
     for (arguments, variable, status) in [
-        (&served[..], "TOWER_FENCE_HOLDER_SECRETS", 78),
-        (&served[..], "TOWER_FENCE_OPERATOR_SECRETS", 78),
-        (&served[..], "TOWER_FENCE_TOKEN_KEY", 78),
-        (&serve, "TOWER_FENCE_DATABASE_URL", 78),
-        (&migrated[..], "PGSSLROOTCERT", 78),
-        (&migrated[..], "TOWER_FENCE_LOG", 78),
-        (&["leases"], "TOWER_FENCE_SECRET", 78),
-        (&["config"], "TOWER_FENCE_LISTEN", 64),
-        (&["config"], "TOWER_FENCE_MIGRATE", 64),
-        (&["run", "--resource", "a", "true"], "TOWER_FENCE_OWNER", 64),
+        (&*served, "TOWER_FENCE_HOLDER_SECRETS", 78),
+        (&*served, "TOWER_FENCE_OPERATOR_SECRETS", 78),
+        (&*served, "TOWER_FENCE_TOKEN_KEY", 78),
+        (serve, "TOWER_FENCE_DATABASE_URL", 78),
+        (migrated, "PGSSLROOTCERT", 78),
+        (migrated, "TOWER_FENCE_LOG", 78),
+        ("leases", "TOWER_FENCE_SECRET", 78),
+        ("config", "TOWER_FENCE_LISTEN", 64),
+        ("config", "TOWER_FENCE_MIGRATE", 64),
+        ("run --resource a true", "TOWER_FENCE_OWNER", 64),
     ] {
         let mut command = program();
         let value = OsStr::from_bytes(b"hunter2-0123456789-\xff");
-        command.args(arguments).env(variable, value);
+        command.args(words(arguments)).env(variable, value);
         let refused = ended(command).await;
         // Errors with status 64 come from the parser of the arguments, without this prefix.
         let prefix = if status == 78 { "tower-fence: " } else { "" };
@@ -206,9 +186,8 @@ fn files_of_the_service_are_readable_only_by_their_owner() {
         fs::write(&archived, file).unwrap();
         symlink(archived, certificates.path().join(file)).unwrap();
     }
-    let commands = SETTINGS
-        .lines()
-        .filter_map(|line| line.strip_prefix("#   "));
+    let lines = SETTINGS.lines();
+    let commands = lines.filter_map(|line| line.strip_prefix("#   "));
     let commands: Vec<_> = commands.filter(|line| line.contains(FOLDER)).collect();
     let script = format!("set -e; umask 022; {}", commands.join("\n"));
     let script = script.replace(FOLDER, name(folder.path()));
@@ -238,26 +217,19 @@ async fn malformed_url_shows_no_part_of_its_password() {
         "postgres://admin@127.0.0.1:1/shop?pasword=123456789",
         "postgres://admin:12345 6789@127.0.0.1:1/shop?sslmode=none",
     ] {
-        let variables = [
-            ("TOWER_FENCE_DATABASE_URL", url),
-            ("TOWER_FENCE_LOG", "trace"),
-        ];
+        let trace = ("TOWER_FENCE_LOG", "trace");
+        let variables = [("TOWER_FENCE_DATABASE_URL", url), trace];
         let refused = run(&["migrate"], &variables).await;
         assert_ne!(refused.status, 0);
-        nothing_of(&["12345", "6789"], &refused.stderr);
-        nothing_of(&["12345", "6789"], &refused.stdout);
+        let shown = refused.stdout + &refused.stderr;
+        nothing_of(&["12345", "6789"], &shown);
     }
 }
 
 #[tokio::test]
 async fn malformed_lease_store_url_is_refused_without_being_shown() {
     let database = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
-    for password in [
-        "12345#hunter2",
-        "12345?hunter2",
-        "12345/hunter2",
-        "12345,hunter2",
-    ] {
+    for password in ["#", "?", "/", ","].map(|mark| format!("12345{mark}hunter2")) {
         for (variable, option, scheme) in [
             ("TOWER_FENCE_REDIS_URL", "--redis-url", "redis"),
             ("TOWER_FENCE_ETCD_URL", "--etcd-url", "http"),

@@ -22,8 +22,8 @@ use tokio::{
 };
 
 use super::{
-    command::{Notes, are_waiting},
-    program::{OPERATOR, Served, name, program},
+    command::{Notes, are_waiting, end},
+    program::{OPERATOR, Served, name, program, serving},
 };
 use crate::support::{
     certificates::Certificates,
@@ -55,12 +55,8 @@ impl Renewal {
         let lease = server.post("/locks/sku-1", &json!({})).await.json();
         let row = blocked(db).await;
         // A new token raises the fence, so it waits for the row.
-        let renewal = server
-            .client
-            .put(server.url("/locks/sku-1"))
-            .header("Lease-Id", lease["lease_id"].as_str().unwrap())
-            .json(&json!({"new_token": true}));
-        let answer = tokio::spawn(renewal.send());
+        let renewal = server.of_holder(Method::PUT, &lease);
+        let answer = tokio::spawn(renewal.json(&json!({"new_token": true})).send());
         db.waits_for_lock().await;
         Self { row, answer }
     }
@@ -78,11 +74,8 @@ async fn waiters_are_answered_when_the_server_stops() {
         let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
         let holder = server.post("/locks/sku-1", &json!({})).await.json();
         let waiters = [1, 2, 3].map(|_| {
-            let body = json!({"wait_ms": 60_000});
-            let request = server
-                .request(reqwest::Method::POST, "/locks/sku-1")
-                .json(&body);
-            tokio::spawn(Answer::to(request))
+            let request = server.request(Method::POST, "/locks/sku-1");
+            tokio::spawn(Answer::to(request.json(&json!({"wait_ms": 60_000}))))
         });
         are_waiting(&server, 3).await;
         server.signal(signal);
@@ -92,21 +85,17 @@ async fn waiters_are_answered_when_the_server_stops() {
         }
         assert!(server.exit().await.success());
         // The queue is empty, and the holder still has the lease.
-        assert_eq!(
-            db.number("SELECT count(*) FROM tower_fence.waiters").await,
-            0
-        );
+        let waiters = "SELECT count(*) FROM tower_fence.waiters";
+        assert_eq!(db.number(waiters).await, 0);
         let server = Served::start(&db.url, &[]).await;
-        let release = server.client.delete(server.url("/locks/sku-1"));
-        let release = release.header("Lease-Id", holder["lease_id"].as_str().unwrap());
+        let release = server.of_holder(Method::DELETE, &holder);
         assert_eq!(Answer::to(release).await.status, 204);
     }
 }
 
 #[tokio::test]
 async fn waiter_whose_body_arrives_late_does_not_delay_the_stop() {
-    let db = Postgres::fresh(4).await;
-    let mut server = Served::start(&db.url, &["--drain", "60s"]).await;
+    let (_db, mut server) = serving(&["--drain", "60s"]).await;
     server.post("/locks/sku-1", &json!({})).await;
     let mut stream = server.connect().await;
     let head = "POST /locks/sku-1 HTTP/1.1\r\nHost: localhost\r\n\
@@ -127,8 +116,7 @@ async fn waiter_whose_body_arrives_late_does_not_delay_the_stop() {
 
 #[tokio::test]
 async fn request_in_progress_is_answered_when_the_server_stops() {
-    let db = Postgres::fresh(4).await;
-    let mut server = Served::start(&db.url, &[]).await;
+    let (db, mut server) = serving(&[]).await;
     let mut renewal = Renewal::under_way(&server, &db).await;
     let mut idle = server.connect().await;
     server.signal("-TERM");
@@ -143,8 +131,7 @@ async fn request_in_progress_is_answered_when_the_server_stops() {
 
 #[tokio::test]
 async fn unfinished_requests_are_answered_at_the_stop_timeout() {
-    let db = Postgres::fresh(4).await;
-    let mut server = Served::start(&db.url, &["--drain", "100ms"]).await;
+    let (db, mut server) = serving(&["--drain", "100ms"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
     server.signal("-TERM");
     renewal.answered().await.is_problem(503, "server-busy");
@@ -153,8 +140,7 @@ async fn unfinished_requests_are_answered_at_the_stop_timeout() {
 
 #[tokio::test]
 async fn second_signal_ends_the_server_immediately() {
-    let db = Postgres::fresh(4).await;
-    let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
+    let (db, mut server) = serving(&["--drain", "10m"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
     server.signal("-TERM");
     server.logs("stopping").await;
@@ -169,9 +155,8 @@ async fn second_signal_ends_the_server_immediately() {
 async fn a_signal_ends_a_migration_that_waits() {
     let db = Postgres::fresh(4).await;
     let mut other = PgConnection::connect(&db.url).await.unwrap();
-    let pid = Postgres::number(&mut other, "SELECT pg_backend_pid()::bigint")
-        .await
-        .unwrap();
+    let pid = Postgres::number(&mut other, "SELECT pg_backend_pid()::bigint");
+    let pid = pid.await.unwrap();
     Postgres::run(&mut other, "BEGIN; LOCK TABLE tower_fence.migrations").await;
     for (arguments, status) in [
         (&["serve", "--migrate", "--listen", "127.0.0.1:0"][..], 0),
@@ -181,18 +166,11 @@ async fn a_signal_ends_a_migration_that_waits() {
         command
             .args(arguments)
             .env("TOWER_FENCE_DATABASE_URL", &db.url);
-        let mut process = Process::run(command);
-        eventually!(
-            "the server logs what it waits for",
-            process.log().contains(&format!("lock of process {pid} "))
-        );
+        let process = Process::run(command);
+        let reason = format!("lock of process {pid} ");
+        eventually!("the reason is logged", process.log().contains(&reason));
         process.signal("-TERM");
-        assert_eq!(
-            process.exit().await.code(),
-            Some(status),
-            "{}",
-            process.log()
-        );
+        end(process).await.is(status);
     }
 }
 
@@ -230,13 +208,10 @@ async fn reload_during_the_start_does_not_end_the_server() {
 
 #[tokio::test]
 async fn grant_waiting_for_the_database_is_answered_at_stop() {
-    let db = Postgres::fresh(4).await;
-    let mut server = Served::start(&db.url, &[]).await;
+    let (db, mut server) = serving(&[]).await;
     let mut row = blocked(&db).await;
-    let request = server
-        .request(Method::POST, "/locks/sku-1")
-        .json(&json!({}));
-    let mut answer = tokio::spawn(Answer::to(request));
+    let request = server.request(Method::POST, "/locks/sku-1");
+    let mut answer = tokio::spawn(Answer::to(request.json(&json!({}))));
     db.waits_for_lock().await;
     server.signal("-TERM");
     // A request in the queue would be answered within this time.
@@ -254,11 +229,9 @@ async fn unfinished_requests_do_not_delay_the_stop() {
     let [cert, key] = ["server.pem", "server.key"].map(|file| certificates.path(file));
     let times = ["--drain", "10m", "--client-timeout", "10m"];
     let tls = ["--tls-cert-file", name(&cert), "--tls-key-file", name(&key)];
+    let head = b"POST /locks/sku-1 HTTP/1.1\r\nHost: local";
     for (arguments, bytes) in [
-        (
-            times.to_vec(),
-            &b"POST /locks/sku-1 HTTP/1.1\r\nHost: local"[..],
-        ),
+        (times.to_vec(), &head[..]),
         (times.to_vec(), b""),
         ([times, tls].concat(), b""),
         ([times, tls].concat(), b"\x16\x03\x01"),
@@ -277,17 +250,11 @@ async fn unfinished_requests_do_not_delay_the_stop() {
 
 #[tokio::test]
 async fn requests_are_served_until_the_drain_delay_is_over() {
-    let db = Postgres::fresh(4).await;
-    let mut server = Served::start(&db.url, &["--drain-delay", "10m"]).await;
-    eventually!(
-        "the server is ready",
-        server.get("/readyz").await.status == 200
-    );
+    let (_db, mut server) = serving(&["--drain-delay", "10m"]).await;
+    let ready = async || server.get("/readyz").await;
+    eventually!("the server is ready", ready().await.status == 200);
     server.signal("-TERM");
-    eventually!(
-        "the server logs that it stops",
-        server.get("/readyz").await.text.contains("stopping")
-    );
+    eventually!("the server stops", ready().await.text.contains("stopping"));
     let granted = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}");
     assert_eq!(granted.headers["connection"], "close");
@@ -316,10 +283,7 @@ async fn requested(
     // The body is an object.
     while !answer.ends_with(b"}") {
         if conn.read_buf(&mut answer).await.map_err(failed)? == 0 {
-            return Err(format!(
-                "closed after {:?}",
-                String::from_utf8_lossy(&answer)
-            ));
+            return Err(format!("closed after {}", answer.escape_ascii()));
         }
     }
     let text = String::from_utf8_lossy(&answer).to_lowercase();
@@ -328,8 +292,7 @@ async fn requested(
 
 #[tokio::test]
 async fn no_request_under_load_is_reset_by_a_stop() {
-    let db = Postgres::fresh(4).await;
-    let mut server = Served::start(&db.url, &[]).await;
+    let (_db, mut server) = serving(&[]).await;
     let (addr, answered) = (server.addr(), Arc::new(AtomicU32::new(0)));
     let mut clients = JoinSet::new();
     for client in 0..16 {
@@ -337,9 +300,8 @@ async fn no_request_under_load_is_reset_by_a_stop() {
         clients.spawn(async move {
             let mut stream = None;
             loop {
-                let closes = match requested(&mut stream, addr).await? {
-                    Some(closes) => closes,
-                    None => return Ok::<_, String>(()),
+                let Some(closes) = requested(&mut stream, addr).await? else {
+                    return Ok::<_, String>(());
                 };
                 answered.fetch_add(1, Relaxed);
                 if closes || client % 2 == 0 {

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Postgres;
 use tower_fence::{Resource, TokenKeys, header::FencingToken};
 
-use super::program::{Served, ended, file, name, path, program, run, run_on, under};
+use super::program::{
+    Served, ended, file, name, path, program, run, run_on, serving, under, words,
+};
 use crate::support::{
     certificates::Certificates,
     cluster::RedisCluster,
@@ -31,30 +34,25 @@ async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
     let other = json!({"wait_ms": 10});
     let held = answered(async || server.post("/locks/sku-1", &other).await).await;
     held.is_problem(409, "lock-held");
-    let request = |method| {
-        let request = server.client.request(method, server.url("/locks/sku-1"));
-        request.header("Lease-Id", lease["lease_id"].as_str().unwrap())
-    };
+    let request = |method| server.of_holder(method, &lease);
     let new_token = json!({"new_token": true});
-    let renewed = async || Answer::to(request(reqwest::Method::PUT).json(&new_token)).await;
-    let renewed = answered(renewed).await;
+    let renewed = async || Answer::to(request(Method::PUT).json(&new_token)).await;
+    let renewed = answered(renewed).await.json();
     assert!(
-        renewed.json()["token"].as_i64() > lease["token"].as_i64(),
-        "{renewed:?}"
+        renewed["token"].as_i64() > lease["token"].as_i64(),
+        "{renewed}"
     );
     let list: Value = answered(async || server.get("/locks").await).await.json();
     assert_eq!(list["leases"][0]["owner"], "one", "{list}");
     let highest_stale = db.number("SELECT tower_fence.max_token('sku-1')").await;
-    assert_eq!(Some(highest_stale + 1), renewed.json()["token"].as_i64());
-    let released = answered(async || Answer::to(request(reqwest::Method::DELETE)).await).await;
+    assert_eq!(renewed["token"], highest_stale + 1);
+    let released = answered(async || Answer::to(request(Method::DELETE)).await).await;
     // A retry of a release whose answer was lost finds no lease.
     assert!([204, 409].contains(&released.status), "{released:?}");
     let state = answered(async || server.get("/locks/sku-1").await).await;
     assert_eq!(state.json()["held"], false);
-    assert_eq!(
-        answered(async || server.get("/readyz").await).await.status,
-        200
-    );
+    let ready = answered(async || server.get("/readyz").await).await;
+    assert_eq!(ready.status, 200);
 }
 
 /// Repeats a request until a store has answered.
@@ -71,17 +69,13 @@ async fn answered(request: impl AsyncFn() -> Answer) -> Answer {
 }
 
 async fn on_redis(db: &Fresh<Postgres>, mode: &str, urls: &str) -> Served {
+    on_redis_with(db, mode, urls, &["--redis-master", "the-master"]).await
+}
+
+async fn on_redis_with(db: &Fresh<Postgres>, mode: &str, urls: &str, more: &[&str]) -> Served {
     let prefix = fresh_prefix();
-    let arguments = [
-        "--redis-mode",
-        mode,
-        "--redis-url",
-        urls,
-        "--redis-master",
-        "the-master",
-        "--redis-key-prefix",
-        &prefix,
-    ];
+    let store = ["--redis-mode", mode, "--redis-url", urls];
+    let arguments = [&store, more, &["--redis-key-prefix", &prefix]].concat();
     Served::start(&db.url, &arguments).await
 }
 
@@ -103,12 +97,8 @@ async fn blanks_around_a_key_prefix_have_no_effect() {
     let (db, prefix) = (Postgres::fresh(2).await, fresh_prefix());
     let urls = file(&format!("# the cache\n{}\n", shared_url()));
     let serve = async |prefix: &str| {
-        let arguments = [
-            "--redis-url-file",
-            path(&urls),
-            "--redis-key-prefix",
-            prefix,
-        ];
+        let urls = ["--redis-url-file", path(&urls)];
+        let arguments = [&urls[..], &["--redis-key-prefix", prefix]].concat();
         Served::start(&db.url, &arguments).await
     };
     let (one, other) = (serve(&prefix).await, serve(&format!(" {prefix}\n")).await);
@@ -117,12 +107,9 @@ async fn blanks_around_a_key_prefix_have_no_effect() {
     let held = other.post("/locks/sku-1", &lease).await;
     held.is_problem(409, "lock-held");
     let log = other.log();
-    for text in [
-        &*format!(", prefix {prefix} "),
-        " schema=tower_fence ",
-        " announce=true ",
-    ] {
-        assert!(log.contains(text), "{text}: {log}");
+    let place = format!(", prefix {prefix} ");
+    for text in [&place, " schema=tower_fence ", " announce=true "] {
+        assert_contains!(log, text);
     }
 }
 
@@ -191,23 +178,13 @@ async fn timeout_of_distant_nodes_can_be_longer() {
         let addr = url.replace("redis://", "").parse().unwrap();
         proxies.push(Proxy::delaying(addr, Duration::from_millis(125)).await);
     }
-    let urls: Vec<_> = shared_node_urls()
+    let urls: Vec<_> = proxies
         .iter()
-        .zip(&proxies)
-        .map(|(url, proxy)| proxy.url(url))
+        .map(|proxy| proxy.url("redis://127.0.0.1"))
         .collect();
-    let (urls, prefix) = (urls.join(" "), fresh_prefix());
-    let options = [
-        "--redis-mode",
-        "quorum",
-        "--redis-url",
-        &urls,
-        "--redis-key-prefix",
-        &prefix,
-        "--redis-node-timeout",
-        "2s",
-    ];
-    grants_leases(&Served::start(&db.url, &options).await, &db).await;
+    let more = ["--redis-node-timeout", "2s"];
+    let server = on_redis_with(&db, "quorum", &urls.join(" "), &more).await;
+    grants_leases(&server, &db).await;
 }
 
 #[tokio::test]
@@ -215,8 +192,7 @@ async fn etcd_has_the_leases() {
     let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(3).await);
     let urls = cluster.urls().join(", ");
     grants_leases(&Served::start(&db.url, &["--etcd-url", &urls]).await, &db).await;
-    let checked = ["check", "--etcd-url", &urls];
-    let checked = run_on(&db.url, &checked).await;
+    let checked = run_on(&db.url, &["check", "--etcd-url", &urls]).await;
     assert_eq!(checked.is(0).stdout.matches(": etcd 3.").count(), 3);
     // The check of etcd only reads.
     assert!(checked.stdout.contains("the lease store answers reads"));
@@ -246,17 +222,21 @@ async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
     let cluster = EtcdCluster::start_with_tls(&certificates).await;
     cluster.add_user("locks", "p4ssw0rd").await;
     let (url, password) = (cluster.urls().remove(0), file("p4ssw0rd"));
-    let [authority, certificate, key, named, its_key] = [
-        "authority.pem",
-        "client.pem",
-        "client.key",
-        "server.pem",
-        "server.key",
-    ]
-    .map(|file| certificates.path(file));
-    let mut arguments = vec!["--etcd-url", &url, "--etcd-ca-file", name(&authority)];
-    let without = run_on(&db.url, &[vec!["check"], arguments.clone()].concat()).await;
-    without.is(78).says("fatal alert");
+    let authority = certificates.path("authority.pem");
+    let certificate = |of: &str| {
+        let [cert, key] = ["pem", "key"].map(|kind| certificates.path(&format!("{of}.{kind}")));
+        format!(
+            "--etcd-cert-file {} --etcd-key-file {}",
+            name(&cert),
+            name(&key)
+        )
+    };
+    let mut arguments = format!("--etcd-url {url} --etcd-ca-file {}", name(&authority));
+    let check = async |arguments: &str| {
+        let arguments = format!("check {arguments}");
+        run_on(&db.url, &words(&arguments)).await
+    };
+    check(&arguments).await.is(78).says("fatal alert");
     // The authorities of the file replace those of the system.
     let others = Certificates::make();
     let other = others.path("authority.pem");
@@ -267,35 +247,18 @@ async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
     let untrusted = ["check", "--etcd-url", &url, "--etcd-ca-file", name(&other)];
     let untrusted = run(&untrusted, &of_system).await;
     untrusted.is(78).says("invalid peer certificate");
-    arguments.extend([
-        "--etcd-username",
-        "locks",
-        "--etcd-password-file",
-        path(&password),
-    ]);
-    let with_name = [
-        "--etcd-cert-file",
-        name(&named),
-        "--etcd-key-file",
-        name(&its_key),
-    ];
-    let named = run_on(
-        &db.url,
-        &[vec!["check"], arguments.clone(), with_name.to_vec()].concat(),
-    )
-    .await;
+    arguments += &format!(
+        " --etcd-username locks --etcd-password-file {} ",
+        path(&password)
+    );
+    let named = check(&(arguments.clone() + &certificate("server"))).await;
     named
         .is(78)
         .says("the client certificate has a common name");
-    arguments.extend([
-        "--etcd-cert-file",
-        name(&certificate),
-        "--etcd-key-file",
-        name(&key),
-    ]);
-    grants_leases(&Served::start(&db.url, &arguments).await, &db).await;
+    arguments += &certificate("client");
+    grants_leases(&Served::start(&db.url, &words(&arguments)).await, &db).await;
     std::fs::write(password.path(), "hunter2").unwrap();
-    let checked = run_on(&db.url, &[vec!["check"], arguments].concat()).await;
+    let checked = check(&arguments).await;
     checked.is(78).says("authentication failed");
     assert!(!format!("{checked:?}").contains("hunter2"), "{checked:?}");
 }
@@ -315,9 +278,8 @@ async fn tokens_are_signed_if_a_key_is_set() {
     std::fs::write(key.path(), &next).unwrap();
     server.signal("-HUP");
     eventually("the next key signs", async || {
-        let lease = server
-            .post("/locks/sku-2", &json!({"lease_id": "a".repeat(22)}))
-            .await;
+        let body = json!({"lease_id": "a".repeat(22)});
+        let lease = server.post("/locks/sku-2", &body).await;
         lease.text.contains("k2")
     })
     .await;
@@ -418,13 +380,11 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
 
 #[tokio::test]
 async fn a_port_in_use_is_named() {
-    let db = Postgres::fresh(2).await;
-    let server = Served::start(&db.url, &[]).await;
+    let (db, server) = serving(&[]).await;
     let addr = server.addr().to_string();
     let second = run_on(&db.url, &["serve", "--listen", &addr]).await;
-    second
-        .is(69)
-        .says(&format!("cannot listen on {addr}: Address already in use"));
+    let reason = format!("cannot listen on {addr}: Address already in use");
+    second.is(69).says(&reason);
     // `check` as a health check passes while the server has the port.
     let checked = run_on(&db.url, &["check", "--listen", &addr]).await;
     let note = format!("{addr}: the port is in use");
@@ -434,12 +394,11 @@ async fn a_port_in_use_is_named() {
 #[tokio::test]
 async fn address_of_another_machine_is_refused() {
     let db = Postgres::fresh(2).await;
-    let options = ["--allow-anyone", "--listen", "192.0.2.1:4120"];
+    let reason = "cannot listen on 192.0.2.1:4120: Cannot assign requested address";
     for (command, status) in [("serve", 69), ("check", 78)] {
-        let refused = run_on(&db.url, &[&[command][..], &options].concat()).await;
-        refused
-            .is(status)
-            .says("cannot listen on 192.0.2.1:4120: Cannot assign requested address");
+        let arguments = [command, "--allow-anyone", "--listen", "192.0.2.1:4120"];
+        let refused = run_on(&db.url, &arguments).await;
+        refused.is(status).says(reason);
     }
 }
 
@@ -447,12 +406,7 @@ async fn address_of_another_machine_is_refused() {
 #[tokio::test]
 async fn port_that_needs_a_privilege_is_refused_with_the_remedy() {
     // In a new network namespace, ports below 1024 are privileged.
-    let unprivileged = [
-        "unshare",
-        "--net",
-        "setpriv",
-        "--bounding-set=-net_bind_service",
-    ];
+    let unprivileged = words("unshare --net setpriv --bounding-set=-net_bind_service");
     for command in ["serve", "check"] {
         let mut started = under(&unprivileged);
         started
@@ -461,7 +415,7 @@ async fn port_that_needs_a_privilege_is_refused_with_the_remedy() {
         let refused = ended(started).await;
         refused
             .is(78)
-            .says("cannot listen on 0.0.0.0:80: Permission denied")
-            .says("AmbientCapabilities=CAP_NET_BIND_SERVICE");
+            .says("cannot listen on 0.0.0.0:80: Permission denied");
+        refused.says("AmbientCapabilities=CAP_NET_BIND_SERVICE");
     }
 }

@@ -22,26 +22,14 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     assert!(server.url.starts_with("https://"), "{}", server.url);
     // A client that does not trust the authority is not served, and neither is a client without
     // TLS.
-    assert!(
-        server
-            .client
-            .get(server.url("/healthz"))
-            .send()
-            .await
-            .is_err()
-    );
-    server.logs("TLS handshake failed").await;
-    assert!(server.log().contains("peer=127.0.0.1:"), "{}", server.log());
+    let untrusted = server.client.get(server.url("/healthz"));
+    untrusted.send().await.unwrap_err();
+    let line = server.line("TLS handshake failed").await;
+    assert_contains!(line, "peer=127.0.0.1:");
     let plain = format!("http://{}/healthz", server.addr());
     assert!(server.client.get(plain).send().await.is_err());
     server.client = certificates.client();
-    assert_eq!(
-        server
-            .post("/locks/sku-1", &json!({"owner": "one"}))
-            .await
-            .status,
-        201
-    );
+    assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
 
     let variables = [
         ("TOWER_FENCE_URL", server.url.as_str()),
@@ -51,10 +39,8 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     let leases = run(&["leases"], &variables).await;
     assert!(leases.is(0).stdout.contains("sku-1"), "{leases:?}");
     let trusts_no_authority = [variables[0], variables[2]];
-    run(&["leases"], &trusts_no_authority)
-        .await
-        .is(69)
-        .says("certificate");
+    let refused = run(&["leases"], &trusts_no_authority).await;
+    refused.is(69).says("certificate");
     // The authorities of the file replace those of the system.
     let others = Certificates::make();
     let other = others.path("authority.pem");
@@ -63,16 +49,12 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     let empty = file("");
     let no_authority = ("TOWER_FENCE_CA_FILE", path(&empty));
     let trusts_nothing = [&trusts_no_authority[..], &[no_authority]].concat();
-    run(&["leases"], &trusts_nothing)
-        .await
-        .is(78)
-        .says("it contains no certificate");
+    let refused = run(&["leases"], &trusts_nothing).await;
+    refused.is(78).says("it contains no certificate");
     let trusts_the_system = [variables[0], variables[2], of_system];
     run(&["leases"], &trusts_the_system).await.is(0);
-    run(&["leases"], &[&trusts_the_system[..], &[replaced]].concat())
-        .await
-        .is(69)
-        .says("certificate");
+    let refused = run(&["leases"], &[&trusts_the_system[..], &[replaced]].concat()).await;
+    refused.is(69).says("certificate");
 
     // After SIGHUP, the server presents another certificate of the same authority.
     let others = certificates.another_server();
@@ -109,10 +91,8 @@ async fn invalid_tls_files_are_refused() {
         (name(&cert), "/nowhere", "/nowhere: No such file"),
     ] {
         let arguments = ["serve", "--tls-cert-file", cert, "--tls-key-file", key];
-        run_on("postgres://127.0.0.1:1/shop", &arguments)
-            .await
-            .is(78)
-            .says(why);
+        let refused = run_on("postgres://127.0.0.1:1/shop", &arguments).await;
+        refused.is(78).says(why);
     }
 }
 

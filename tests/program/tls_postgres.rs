@@ -69,10 +69,8 @@ async fn all_postgres_connections_of_the_program_use_tls() {
     };
     // This request uses a connection of the pool and the connection of the listener.
     let waiting = json!({"wait_ms": 1_000});
-    server
-        .post("/locks/sku-1", &waiting)
-        .await
-        .is_problem(409, "lock-held");
+    let held = server.post("/locks/sku-1", &waiting).await;
+    held.is_problem(409, "lock-held");
     assert!(connections(true).await >= 2);
     assert_eq!(connections(false).await, 0);
     let reset = ["reset", "sku-1", "--to", "1000000001", "--yes"];
@@ -112,10 +110,8 @@ async fn untrusted_postgres_is_not_written_to() {
         ("TOWER_FENCE_DATABASE_URL", required.as_str()),
         ("PGSSLROOTCERT", name(&authority)),
     ];
-    run(&["migrate"], &variables)
-        .await
-        .is(69)
-        .says("invalid peer certificate");
+    let refused = run(&["migrate"], &variables).await;
+    refused.is(69).says("invalid peer certificate");
     // These modes do not compare the host name.
     for mode in ["verify-ca", "require"] {
         let any_name = url(&postgres, "localhost", mode, &certificates);
@@ -131,9 +127,8 @@ async fn required_tls_is_enforced_by_both_sides() {
     let refused = with_database(&["migrate"], &plain).await;
     refused.is(69).says("no encryption");
     // Without a mode, TLS is used if the server offers it.
-    with_database(&["migrate"], &postgres.url("postgres"))
-        .await
-        .is(0);
+    let optional = postgres.url("postgres");
+    with_database(&["migrate"], &optional).await.is(0);
     // This Postgres has no TLS. An attacker on the network path could make any Postgres appear to
     // have none.
     let without = Postgres::fresh(2).await;

@@ -23,10 +23,8 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     open_to_public(&db).await;
     for arguments in [&SERVE[..], &["check"]] {
         let refused = run_on(&db.url, arguments).await;
-        refused
-            .is(78)
-            .says("PUBLIC may execute admit, bypass,")
-            .says("run `tower-fence migrate`");
+        refused.is(78).says("PUBLIC may execute admit, bypass,");
+        refused.says("run `tower-fence migrate`");
     }
     let migrated = run_on(&db.url, &["migrate"]).await;
     let says = &migrated.is(0).stdout;
@@ -51,9 +49,8 @@ async fn second_fence_in_a_database_is_reported_when_it_is_created() {
     let db = Postgres::fresh(2).await;
     let misspelt = ["--migrate", "--database-schema", "tower_fense"];
     let checked = run_on(&db.url, &["check", misspelt[1], misspelt[2]]).await;
-    checked
-        .is(78)
-        .says("the tables of the fence are missing or outdated");
+    let missing = "the tables of the fence are missing or outdated";
+    checked.is(78).says(missing);
     let empty = "this database has a fence in the schema tower_fence: `tower-fence migrate` would \
          create an empty fence in the schema tower_fense";
     assert_contains!(checked.stdout, empty);
@@ -92,10 +89,8 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
         ("TOWER_FENCE_DATABASE_SCHEMA", "own"),
     ];
     let refused = run(&["migrate"], &variables).await;
-    refused
-        .is(78)
-        .says("no failover can be detected: permission denied for function pg_walfile_name")
-        .says("--no-failover-detection");
+    let reason = "no failover can be detected: permission denied for function pg_walfile_name";
+    refused.is(78).says(reason).says("--no-failover-detection");
     // The migration history is dropped, and the script creates it again.
     db.execute("DROP TABLE own.migrations").await;
     let detects = ["schema", "--database-schema", "own"];
@@ -109,16 +104,17 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     for arguments in [&["migrate", "--no-failover-detection"][..], &["migrate"]] {
         run(arguments, &variables).await.is(0);
     }
-    let superuser = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    let migrate = ["migrate", "--database-schema"];
-    let refused = run(&[&migrate[..], &["own"]].concat(), &superuser).await;
+    let migrate = async |schema| {
+        let arguments = ["migrate", "--database-schema", schema];
+        run_on(&db.url, &arguments).await
+    };
+    let refused = migrate("own").await;
     refused
         .is(78)
-        .says(&format!("the schema own belongs to the role {}", role.name))
-        .says("migrate as that role");
-    let second = run(&[&migrate[..], &["second"]].concat(), &superuser).await;
-    second.is(0);
-    let keyword = run(&[&migrate[..], &["user"]].concat(), &superuser).await;
+        .says(&format!("the schema own belongs to the role {}", role.name));
+    refused.says("migrate as that role");
+    migrate("second").await.is(0);
+    let keyword = migrate("user").await;
     keyword
         .is(78)
         .says("syntax error at or near")
@@ -129,7 +125,7 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
         "this database also has a fence in the schema second".into(),
         "call own.after_failover() after each promotion and each restore".into(),
     ] {
-        assert!(checked.is(0).stdout.contains(&finding), "{checked:?}");
+        assert_contains!(checked.is(0).stdout, &finding);
     }
     let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
     assert_eq!(db.number(unnoticed).await, 256);
@@ -153,13 +149,11 @@ async fn fence_found_unfit_later_stops_the_server() {
     let db = Postgres::fresh(2).await;
     open_to_public(&db).await;
     let (server, name) = db.url.rsplit_once('/').unwrap();
-    let mut other = PgConnection::connect(&format!("{server}/postgres"))
-        .await
-        .unwrap();
+    let other = PgConnection::connect(&format!("{server}/postgres"));
+    let mut other = other.await.unwrap();
     let mut allow = async |allowed: bool| {
         let sql = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}");
-        let allowed = sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut other);
-        allowed.await.unwrap();
+        Postgres::run(&mut other, &sql).await;
     };
     allow(false).await;
     let mut command = program();
@@ -168,6 +162,5 @@ async fn fence_found_unfit_later_stops_the_server() {
     server.prints("tower-fence listens on ", 1).await;
     allow(true).await;
     assert_eq!(server.exit().await.code(), Some(78));
-    let log = server.log();
-    assert_contains!(log, "PUBLIC may execute");
+    assert_contains!(server.log(), "PUBLIC may execute");
 }

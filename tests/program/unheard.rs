@@ -1,6 +1,8 @@
 //! The program continues to work although its output is lost, for example because the disk of its
 //! log is full, or because no process reads the pipe of its log.
 
+use std::process::Command;
+
 use serde_json::json;
 use sqlx::Postgres;
 
@@ -9,7 +11,7 @@ use super::{
     program::{Served, ended, under},
 };
 use crate::support::{
-    database::TestDatabase,
+    database::{Fresh, TestDatabase},
     eventually,
     process::{Process, send_signal},
 };
@@ -32,14 +34,20 @@ const BLOCKED: [&str; 5] = [
      os.execv(sys.argv[1], sys.argv[1:])",
 ];
 
+/// Returns a command for a server, which `starter` executes.
+fn serve(starter: &[&str], db: &Fresh<Postgres>, drain_delay: &str) -> Command {
+    let mut command = under(starter);
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--log", "debug"])
+        .args(["--drain-delay", drain_delay])
+        .env("TOWER_FENCE_DATABASE_URL", &db.url);
+    command
+}
+
 #[tokio::test]
 async fn server_continues_and_stops_with_unread_output() {
     let db = Postgres::fresh(4).await;
-    let mut command = under(&UNHEARD);
-    command
-        .args(["serve", "--listen", "127.0.0.1:0", "--log", "debug"])
-        .env("TOWER_FENCE_DATABASE_URL", &db.url);
-    let mut server = Served::of(command).await;
+    let mut server = Served::of(serve(&UNHEARD, &db, "0s")).await;
     assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
     break_lease(&server).await;
     server.signal("-HUP");
@@ -51,12 +59,9 @@ async fn server_continues_and_stops_with_unread_output() {
 #[tokio::test]
 async fn an_unread_log_does_not_delay_the_loss() {
     for starter in [&UNHEARD[..], &BLOCKED] {
-        let (_db, mut server) = serving().await;
+        let (_db, mut server) = serving(&[]).await;
         let notes = Notes::new();
-        let script = format!(
-            "trap '' TERM; echo $$ > {}; exec sleep 1000",
-            notes.path("id").display()
-        );
+        let script = notes.script("trap '' TERM; echo $$ > NOTES/id; exec sleep 1000");
         let options = ["--ttl", "3s", "--wait", "20s", "--grace", "1s"];
         let running = start_under(starter, &server.url, "sku-1", &options, &script);
         let child = notes.has("id").await;
@@ -71,12 +76,7 @@ async fn an_unread_log_does_not_delay_the_loss() {
 async fn a_blocked_log_does_not_delay_a_stop() {
     let db = Postgres::fresh(4).await;
     for (delay, signals) in [("0s", 1), ("10m", 2)] {
-        let mut command = under(&BLOCKED);
-        command
-            .args(["serve", "--listen", "127.0.0.1:0", "--log", "debug"])
-            .args(["--drain-delay", delay])
-            .env("TOWER_FENCE_DATABASE_URL", &db.url);
-        let mut server = Served::of(command).await;
+        let mut server = Served::of(serve(&BLOCKED, &db, delay)).await;
         assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
         break_lease(&server).await;
         server.signal("-TERM");
@@ -93,7 +93,7 @@ async fn a_blocked_log_does_not_delay_a_stop() {
 
 #[tokio::test]
 async fn exit_statuses_are_the_same() {
-    let (_db, server) = serving().await;
+    let (_db, server) = serving(&[]).await;
     for (arguments, status) in [
         (&["run", "--resource", "a", "/nonexistent"][..], 127),
         (&["inspect", ""], 64),
@@ -111,11 +111,8 @@ async fn exit_statuses_are_the_same() {
 #[tokio::test]
 async fn server_starts_although_its_output_fails() {
     let db = Postgres::fresh(2).await;
-    let mut command = under(&["sh", "-c", r#"exec "$0" "$@" >/dev/full"#]);
-    command
-        .args(["serve", "--listen", "127.0.0.1:0"])
-        .env("TOWER_FENCE_DATABASE_URL", &db.url);
-    let running = Process::run(command);
+    let starter = ["sh", "-c", r#"exec "$0" "$@" >/dev/full"#];
+    let running = Process::run(serve(&starter, &db, "0s"));
     eventually!("the server has started", running.log().contains("started"));
     send_signal(running.id(), "-TERM");
     end(running).await.is(0);

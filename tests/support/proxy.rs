@@ -68,6 +68,12 @@ impl Passage {
     }
 }
 
+/// Whether a message contains this text.
+pub fn contains(message: &[u8], text: &str) -> bool {
+    let mut parts = message.windows(text.len());
+    parts.any(|part| part == text.as_bytes())
+}
+
 /// The rule for the messages of one connection.
 type Rule = Box<dyn FnMut(Sender, &[u8]) -> Passage + Send>;
 

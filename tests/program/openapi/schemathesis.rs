@@ -32,13 +32,8 @@ pub(super) async fn run(url: &str, document: &str, options: &[&str]) -> (bool, S
     command
         .args(["--config-file", &file("schemathesis.toml"), "run", document])
         .args(["--url", url, "--checks", "all", "--seed", &seed])
-        .args([
-            "--no-color",
-            "--request-timeout",
-            "10",
-            "--generation-database",
-            "none",
-        ])
+        .args(["--no-color", "--request-timeout", "10"])
+        .args(["--generation-database", "none"])
         .args(options)
         .env("SCHEMATHESIS_HOOKS", file("hooks.py"));
     match env::var("SCHEMATHESIS_SECONDS") {
@@ -46,6 +41,15 @@ pub(super) async fn run(url: &str, document: &str, options: &[&str]) -> (bool, S
         Err(_) => command.args(["--max-examples", EXAMPLES]),
     };
     finish(command).await
+}
+
+/// Checks that schemathesis finds this fault with this document.
+pub(super) async fn finds(fault: &str, api: &Value, url: &str, options: &[&str]) {
+    let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+    fs::write(&file, api.to_string()).unwrap();
+    let document = file.path().to_str().unwrap();
+    let (clean, said) = run(url, document, options).await;
+    assert!(!clean && said.contains(fault), "{fault}: {said}");
 }
 
 async fn finds_nothing(service: &Inventory) {
@@ -74,10 +78,8 @@ async fn schemathesis_finds_omissions_in_a_document() {
     let lock = "/locks/{resource}";
     let broken: [Spoiled; 3] = [
         ("Undocumented status code", |lock| {
-            lock["put"]["responses"]
-                .as_object_mut()
-                .unwrap()
-                .remove("409");
+            let responses = &mut lock["put"]["responses"];
+            responses.as_object_mut().unwrap().remove("409");
         }),
         ("Response violates schema", |lock| {
             let content = &mut lock["get"]["responses"]["200"]["content"];
@@ -96,9 +98,6 @@ async fn schemathesis_finds_omissions_in_a_document() {
     for (finding, spoil) in broken {
         let mut api = api.clone();
         spoil(&mut api["paths"][lock]);
-        let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
-        fs::write(&file, api.to_string()).unwrap();
-        let (clean, said) = run(&service.url, file.path().to_str().unwrap(), &FIRST_PHASES).await;
-        assert!(!clean && said.contains(finding), "{finding}: {said}");
+        finds(finding, &api, &service.url, &FIRST_PHASES).await;
     }
 }
