@@ -53,10 +53,8 @@ async fn epoch_is_read_again(store: impl Leases, source: &Source) {
     };
     let (before, _) = grant_and_count().await;
     assert_eq!(grant_and_count().await.0, before);
-    db.fence()
-        .raise(&sku(), token(7_000_000_000))
-        .await
-        .unwrap();
+    let higher = token(7_000_000_000);
+    db.fence().raise(&sku(), higher).await.unwrap();
     let (after, granted) = grant_and_count().await;
     assert_eq!((after > before, granted), (true, 7_000_000_000));
 }

@@ -49,12 +49,8 @@ impl Issuer {
     pub async fn naive(server: &RedisServer) -> Self {
         let client = redis::Client::open(server.url()).unwrap();
         let config = redis::aio::ConnectionManagerConfig::new().set_number_of_retries(1);
-        Self::Naive(
-            client
-                .get_connection_manager_with_config(config)
-                .await
-                .unwrap(),
-        )
+        let connection = client.get_connection_manager_with_config(config).await;
+        Self::Naive(connection.unwrap())
     }
 
     pub async fn in_etcd(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> Self {
@@ -88,12 +84,8 @@ async fn our_grant<L: Leases>(leases: &L, resource: usize, ttl: Duration) -> Opt
 async fn naive_grant_in_etcd(url: &str, http: &reqwest::Client, resource: usize) -> Option<i64> {
     let call = async |path: &str, body: Value| -> Option<Value> {
         let request = http.post(format!("{url}{path}")).json(&body);
-        let answer = request
-            .timeout(Duration::from_millis(500))
-            .send()
-            .await
-            .ok()?;
-        answer.json().await.ok()
+        let answer = request.timeout(Duration::from_millis(500)).send().await;
+        answer.ok()?.json().await.ok()
     };
     let lease = call("/v3/lease/grant", json!({ "TTL": 1 })).await?;
     let key = base64(format!("lock-{resource}"));
@@ -107,10 +99,7 @@ async fn naive_grant_in_etcd(url: &str, http: &reqwest::Client, resource: usize)
 }
 
 pub async fn naive_grant(mut connection: impl ConnectionLike, resource: usize) -> Option<i64> {
-    let (lock, counter) = (
-        format!("{{{resource}}}lock"),
-        format!("{{{resource}}}counter"),
-    );
+    let [lock, counter] = ["lock", "counter"].map(|key| format!("{{{resource}}}{key}"));
     let script = "if redis.call('SET', KEYS[1], 1, 'NX', 'PX', 500) \
                   then return redis.call('INCR', KEYS[2]) end";
     let mut grant = redis::cmd("EVAL");
@@ -146,14 +135,12 @@ impl Load {
                 for turn in n.. {
                     let (resource, began) = (turn % RESOURCES, Instant::now());
                     if let Some(token) = issuer.grant(resource).await {
-                        let ended = Instant::now();
-                        let grant = Grant {
+                        grants.lock().unwrap().push(Grant {
                             resource,
                             token,
                             began,
-                            ended,
-                        };
-                        grants.lock().unwrap().push(grant);
+                            ended: Instant::now(),
+                        });
                     } else {
                         sleep(Duration::from_millis(1)).await;
                     }
@@ -179,13 +166,12 @@ impl Load {
             (0..RESOURCES).map(count).collect::<Vec<_>>()
         };
         let before = counts();
-        eventually!(
-            "grants continue",
-            counts()
-                .iter()
-                .zip(&before)
-                .all(|(now, before)| *now >= before + count)
-        );
+        eventually("grants continue", async || {
+            let counts = counts();
+            let mut pairs = counts.iter().zip(&before);
+            pairs.all(|(now, before)| *now >= before + count)
+        })
+        .await;
     }
 
     pub async fn stop(self) -> Vec<Grant> {

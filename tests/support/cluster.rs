@@ -12,17 +12,10 @@ impl RedisCluster {
     pub async fn start() -> Self {
         let mut nodes = vec![];
         for _ in 0..6 {
-            let options = [
-                "--cluster-enabled",
-                "yes",
-                "--cluster-node-timeout",
-                "500",
-                // A replica may be promoted even if it lags behind.
-                "--cluster-replica-validity-factor",
-                "0",
-                "--repl-ping-replica-period",
-                "1",
-            ];
+            // A replica may be promoted even if it lags behind.
+            let options = "--cluster-enabled yes --cluster-node-timeout 500 \
+                           --cluster-replica-validity-factor 0 --repl-ping-replica-period 1";
+            let options: Vec<_> = options.split(' ').collect();
             nodes.push(RedisServer::start(&options).await);
         }
         let addresses = nodes.iter().map(|node| node.addr().to_string());

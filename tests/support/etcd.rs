@@ -8,12 +8,19 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
+use sqlx::Sqlite;
 use tempfile::TempDir;
 use tower_fence::{epochs::Epochs, lease::LeaseError};
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use super::{
-    certificates::Certificates, eventually, http::client, ports::free_port, process::Process,
+    certificates::Certificates,
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::client,
+    ports::free_port,
+    process::Process,
+    proxy::Proxy,
 };
 
 const ROOT_PASSWORD: &str = "the root's";
@@ -29,6 +36,13 @@ pub async fn connect<U: AsRef<str>>(
     epochs: impl Epochs + 'static,
 ) -> Result<EtcdLeases, LeaseError> {
     EtcdLeasesBuilder::new(epochs).connect(urls).await
+}
+
+/// Starts a cluster of one node, and connects a store with the epochs of a new database.
+pub async fn with_leases() -> (EtcdCluster, Fresh<Sqlite>, EtcdLeases) {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = connect(&cluster.urls(), db.fence()).await.unwrap();
+    (cluster, db, leases)
 }
 
 /// A cluster that only this test uses.
@@ -101,11 +115,36 @@ impl EtcdCluster {
         }
     }
 
-    pub fn addrs(&self) -> Vec<std::net::SocketAddr> {
-        let addrs = self.nodes.iter();
-        addrs
-            .map(|node| ([127, 0, 0, 1], node.port).into())
-            .collect()
+    /// Connects a store through a proxy in front of the first node.
+    pub async fn connect_through(
+        &self,
+        proxy: &Proxy,
+        epochs: impl Epochs + 'static,
+    ) -> EtcdLeases {
+        let url = proxy.url(&self.urls()[0]);
+        connect(&[url], epochs).await.unwrap()
+    }
+
+    /// Deletes the keys with this prefix.
+    pub async fn delete(&self, prefix: &str) {
+        for (key, _) in self.keys(prefix).await {
+            let body = json!({ "key": base64(&key) });
+            self.call("/v3/kv/deleterange", &body).await;
+        }
+    }
+
+    /// Makes this number of revisions, with a key of another program.
+    pub async fn write_foreign(&self, count: usize) {
+        for n in 0..count {
+            self.put("foreign", &n.to_string()).await;
+        }
+    }
+
+    /// Grants etcd leases, which are entries of the log without revisions.
+    pub async fn grant_foreign(&self, count: usize) {
+        for _ in 0..count {
+            self.call("/v3/lease/grant", &json!({ "TTL": 60 })).await;
+        }
     }
 
     /// Deletes all keys, as an operator might do by mistake.
@@ -132,28 +171,15 @@ impl EtcdCluster {
         let mut command = Command::new("etcd");
         command
             .args(["--name", &node.name, "--data-dir", &node.name])
-            .args([
-                "--listen-client-urls",
-                &client,
-                "--advertise-client-urls",
-                &client,
-            ])
-            .args([
-                "--listen-peer-urls",
-                &peer,
-                "--initial-advertise-peer-urls",
-                &peer,
-            ])
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer])
+            .args(["--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &self.members()])
             .args(["--initial-cluster-token", &self.token])
             .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
-            .args([
-                "--unsafe-no-fsync",
-                "--logger",
-                "zap",
-                "--log-level",
-                "fatal",
-            ])
+            .args(["--logger", "zap", "--log-level", "fatal"])
+            .arg("--unsafe-no-fsync")
             .args(self.tls.iter().flat_map(Certificates::etcd_arguments));
         self.nodes[n].process = Some(Process::run_in(self.folder.path(), command));
     }
@@ -161,9 +187,8 @@ impl EtcdCluster {
     /// Waits until the cluster answers a read that needs a majority.
     pub async fn is_up(&self) {
         eventually("etcd answers", async || {
-            let read = self
-                .try_call("/v3/kv/range", &json!({ "key": "YQ==" }))
-                .await;
+            let key = json!({ "key": "YQ==" });
+            let read = self.try_call("/v3/kv/range", &key).await;
             read.is_some_and(|read| read["header"]["revision"].is_string())
         })
         .await;
@@ -196,10 +221,9 @@ impl EtcdCluster {
 
     async fn find_leader(&self) -> Option<usize> {
         for (n, node) in self.nodes.iter().enumerate() {
-            let status = self
-                .post(node.port, "/v3/maintenance/status", &json!({}))
-                .await;
-            if let Some(status) = status
+            let body = json!({});
+            let status = self.post(node.port, "/v3/maintenance/status", &body);
+            if let Some(status) = status.await
                 && status["leader"] == status["header"]["member_id"]
             {
                 return Some(n);
@@ -331,11 +355,8 @@ impl EtcdCluster {
     /// Returns the current revision.
     pub async fn revision(&self) -> i64 {
         let read = self.call("/v3/kv/range", &json!({ "key": "YQ==" })).await;
-        read["header"]["revision"]
-            .as_str()
-            .unwrap()
-            .parse()
-            .unwrap()
+        let revision = read["header"]["revision"].as_str();
+        revision.unwrap().parse().unwrap()
     }
 
     pub async fn put(&self, key: impl AsRef<[u8]>, value: &str) {
@@ -353,11 +374,9 @@ impl EtcdCluster {
     pub async fn add_user_with(&self, permission: &str, name: &str, password: &str) {
         let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
         let keys = json!({ "permType": permission, "key": key, "range_end": end });
+        let root = json!({ "name": "root", "password": ROOT_PASSWORD });
         for (path, body) in [
-            (
-                "user/add",
-                json!({ "name": "root", "password": ROOT_PASSWORD }),
-            ),
+            ("user/add", root),
             ("user/grant", json!({ "user": "root", "role": "root" })),
             ("user/add", json!({ "name": name, "password": password })),
             ("role/add", json!({ "name": "locks" })),
@@ -373,10 +392,7 @@ impl EtcdCluster {
     pub async fn change_password(&self, name: &str, password: &str) {
         let root = json!({ "name": "root", "password": ROOT_PASSWORD });
         let token = self.call("/v3/auth/authenticate", &root).await;
-        let url = format!(
-            "{}/v3/auth/user/changepw",
-            self.client_url(self.nodes[0].port)
-        );
+        let url = format!("{}/v3/auth/user/changepw", self.urls()[0]);
         let body = json!({ "name": name, "password": password });
         let request = self.http.post(url).json(&body);
         let request = request.header("Authorization", token["token"].as_str().unwrap());

@@ -143,12 +143,35 @@ pub async fn join_on<L: Leases + Clone>(
 }
 
 pub async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
-    let granted = timeout(Duration::from_secs(20), waiting);
-    granted
-        .await
-        .expect("the waiter was never granted the lease")
-        .unwrap()
-        .unwrap()
+    granted_within(20, waiting).await
+}
+
+/// Like [`granted`], with this timeout in seconds.
+pub async fn granted_within(seconds: u64, waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
+    let granted = timeout(Duration::from_secs(seconds), waiting).await;
+    let granted = granted.expect("the waiter was not granted the lease in time");
+    granted.unwrap().unwrap()
+}
+
+/// Returns the names on all pages of a list, sorted.
+pub async fn listed<L: LeaseAdmin>(leases: &L, limit: usize) -> Vec<String> {
+    let (mut listed, mut cursor) = (vec![], None::<String>);
+    loop {
+        let page = leases.list(limit, cursor.as_deref()).await.unwrap();
+        assert!(page.leases.len() <= limit);
+        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
+        cursor = page.cursor;
+        if cursor.is_none() {
+            listed.sort_unstable();
+            return listed;
+        }
+    }
+}
+
+/// Checks that a renewal keeps the token.
+pub async fn keeps_its_token<L: Leases>(leases: &L, lease: &Lease) {
+    let renewed = renew_for(leases, lease, LONG).await;
+    assert_eq!(renewed.token, lease.token);
 }
 
 /// Returns all messages of an error and its causes.

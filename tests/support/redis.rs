@@ -10,6 +10,7 @@ use tower_fence::{epochs::Epochs, lease::RedisLeases};
 use super::{
     PATIENCE,
     database::{Fresh, TestDatabase},
+    eventually,
     ports::free_port,
     process::Process,
 };
@@ -67,22 +68,19 @@ pub fn fresh_prefix() -> String {
     format!("test-{:016x}", rand::random::<u64>())
 }
 
+/// Returns the keys of a server that match this pattern.
+pub async fn keys(url: &str, pattern: &str) -> Vec<String> {
+    let mut connection = open(url).await.unwrap();
+    let keys = redis::cmd("KEYS").arg(pattern).take();
+    keys.query_async(&mut connection).await.unwrap()
+}
+
 /// Deletes the keys of a server that match this pattern.
 pub async fn delete_keys(url: &str, pattern: &str) {
     let mut connection = open(url).await.unwrap();
-    let mut keys = redis::cmd("KEYS");
-    let keys: Vec<String> = keys
-        .arg(pattern)
-        .query_async(&mut connection)
-        .await
-        .unwrap();
-    for key in keys {
+    for key in keys(url, pattern).await {
         let mut delete = redis::cmd("DEL");
-        delete
-            .arg(key)
-            .query_async::<()>(&mut connection)
-            .await
-            .unwrap();
+        delete.arg(key).exec_async(&mut connection).await.unwrap();
     }
 }
 
@@ -127,15 +125,30 @@ impl RedisServer {
         panic!("redis-server could not be started: use tests/run");
     }
 
+    /// Runs a command of these words. Panics if it fails.
+    pub async fn send(&self, command: &str) -> redis::Value {
+        self.command(&command.split(' ').collect::<Vec<_>>()).await
+    }
+
+    /// Makes this server a replica of another one, and waits until it has caught up.
+    pub async fn follow(&self, master: SocketAddr) {
+        self.send(&format!("REPLICAOF 127.0.0.1 {}", master.port()))
+            .await;
+        eventually("the replica has caught up", async || {
+            let replication = self.info("INFO replication").await;
+            replication.contains("master_link_status:up")
+        })
+        .await;
+    }
+
     /// Runs a command that returns text, such as INFO.
     pub async fn info(&self, command: &str) -> String {
         self.read(command).await
     }
 
-    /// Runs a command, and returns its answer. No argument contains a space.
+    /// Runs a command of these words, and returns its answer.
     pub async fn read<T: FromRedisValue>(&self, command: &str) -> T {
-        let words: Vec<&str> = command.split(' ').collect();
-        redis::from_redis_value(self.command(&words).await).unwrap()
+        redis::from_redis_value(self.send(command).await).unwrap()
     }
 
     pub fn url(&self) -> String {
@@ -197,10 +210,8 @@ impl RedisServer {
         let _ = std::fs::remove_file(&log);
         // Redis 6.2 does not have the option `cluster-port`.
         let cluster_port = self.cluster_port.to_string();
-        let in_cluster = self
-            .options
-            .iter()
-            .any(|option| option == "--cluster-enabled");
+        let mut options = self.options.iter();
+        let in_cluster = options.any(|option| option == "--cluster-enabled");
         let cluster = in_cluster.then_some(["--cluster-port", &cluster_port]);
         let mut command = Command::new("redis-server");
         command
@@ -289,7 +300,6 @@ pub async fn restore(server: &RedisServer, dumped: &[(String, Vec<u8>)]) {
         let ms = if key.ends_with("clock") { 0 } else { 60_000 };
         let mut restore = redis::cmd("RESTORE");
         restore.arg(key).arg(ms).arg(bytes).arg("REPLACE");
-        let restored: RedisResult<()> = restore.query_async(&mut connection).await;
-        restored.unwrap();
+        restore.exec_async(&mut connection).await.unwrap();
     }
 }

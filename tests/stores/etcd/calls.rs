@@ -14,7 +14,9 @@ use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
     eventually,
-    lease::{LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, sku, wait},
+    lease::{
+        LONG, grant, grant_and_release, is_held, is_lost, is_unavailable, renew_for, sku, wait,
+    },
     proxy::{Link, Passage, Proxy, Sender},
 };
 
@@ -53,9 +55,8 @@ async fn counting(cluster: &EtcdCluster) -> (Proxy, Calls) {
 async fn an_acquire_takes_three_calls_and_a_release_one() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
-    let url = format!("http://{}", proxy.addr);
-    let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
-    let other = etcd::connect(&[&url], db.fence()).await.unwrap();
+    let leases = cluster.connect_through(&proxy, db.fence()).await;
+    let other = cluster.connect_through(&proxy, db.fence()).await;
     let made = || calls.made();
     // The first grant begins an epoch.
     grant_and_release(&leases).await;
@@ -63,12 +64,10 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
 
     let lease = grant(&leases, &sku(), LONG).await;
     assert_eq!(made(), ["lease/grant", "kv/txn", "maintenance/status"]);
-    let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-    renewed.unwrap();
+    renew_for(&leases, &lease, LONG).await;
     assert_eq!(made(), ["lease/keepalive", "kv/txn", "maintenance/status"]);
     // A process that has not cached the etcd lease reads it first.
-    let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-    renewed.unwrap();
+    renew_for(&other, &lease, LONG).await;
     let expected = ["kv/txn", "lease/keepalive", "kv/txn", "maintenance/status"];
     assert_eq!(made(), expected);
     leases.release(&sku(), &lease.id).await.unwrap();
@@ -90,14 +89,10 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
 async fn a_refusal_costs_no_further_etcd_lease() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
-    let url = format!("http://{}", proxy.addr);
-    let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
+    let leases = cluster.connect_through(&proxy, db.fence()).await;
     grant(&leases, &sku(), LONG).await;
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    eventually!(
-        "the unused etcd lease has ended",
-        cluster.leases().await == 1
-    );
+    eventually!("the unused one has ended", cluster.leases().await == 1);
     calls.made();
     for _ in 0..3 {
         is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
@@ -109,14 +104,10 @@ async fn a_refusal_costs_no_further_etcd_lease() {
 /// replaces the previous one.
 #[tokio::test]
 async fn a_lease_leaves_no_etcd_lease_behind() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let (cluster, _db, leases) = etcd::with_leases().await;
     let held = grant(&leases, &sku(), LONG).await;
     let has = async |count| {
-        eventually!(
-            "the other etcd leases have ended",
-            cluster.leases().await == count
-        );
+        eventually!("the others have ended", cluster.leases().await == count);
     };
     for renewal in [
         Renew::new(LONG).with_new_token(),
@@ -141,8 +132,7 @@ async fn waiter_sends_no_requests() {
     const KEPT: &str = "lease/keepalive";
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
-    let url = format!("http://{}", proxy.addr);
-    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
+    let leases = cluster.connect_through(&proxy, db.fence()).await;
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     let places_are_kept = async |times| {
@@ -167,28 +157,21 @@ async fn unusable_etcd_is_retried_with_pauses() {
     let cut = Passage::CutLater(Duration::ZERO);
     let (proxy, ended) = meddling(&cluster, "POST /v3/watch", cut).await;
     let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
-    let leases = leases.connect(&[format!("http://{}", proxy.addr)]).await;
-    let leases = leases.unwrap();
+    let url = proxy.url(&cluster.urls()[0]);
+    let leases = leases.connect(&[url]).await.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     eventually!("the waiter watches", ended.load(Relaxed) > 0);
-    let (begun, before) = (Instant::now(), ended.load(Relaxed));
-    eventually!(
-        "the waiter watches again",
-        ended.load(Relaxed) >= before + 20
-    );
-    assert!(
-        begun.elapsed() >= Duration::from_millis(400),
-        "each answer has at most two messages, so there are at least ten pauses"
-    );
+    let (begun, watches) = (Instant::now(), || ended.load(Relaxed));
+    let before = watches();
+    eventually!("the waiter watches again", watches() >= before + 20);
+    // Each answer has at most two messages, so there are at least ten pauses.
+    assert!(begun.elapsed() >= Duration::from_millis(400));
     waiting.abort();
 
     proxy.set(Link::Cut);
     let before = proxy.connections();
     is_unavailable(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
     let asked = proxy.connections() - before;
-    assert!(
-        (1..=50).contains(&asked),
-        "{asked} requests in half a second"
-    );
+    assert!((1..=50).contains(&asked), "{asked} in half a second");
 }

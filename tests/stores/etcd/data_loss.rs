@@ -11,11 +11,14 @@ use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster},
-    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, renew_for, sku},
+    lease::{
+        LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, keeps_its_token,
+        renew_for, sku,
+    },
 };
 
-/// Runs the load during `lose`, for our issuer and for the naive one.
-async fn survives(lose: impl AsyncFn(&mut EtcdCluster, &Load)) {
+/// Restores a snapshot under load with this cluster token, for our issuer and for the naive one.
+async fn restored_as(name: &str) {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
         let mut cluster = EtcdCluster::start(1).await;
@@ -25,31 +28,20 @@ async fn survives(lose: impl AsyncFn(&mut EtcdCluster, &Load)) {
         };
         let load = Load::start(&issuer);
         load.more(30).await;
-        lose(&mut cluster, &load).await;
+        let snapshot = cluster.save("snapshot");
+        load.more(60).await;
+        cluster.restore(&snapshot, name).await;
         load.more(10).await;
         are_in_order_where_ours(ours, &load.stop().await);
     }
 }
 
+/// Under the same name, the cluster id, the term and the member ids are the same as before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshot_restored_as_another_cluster_repeats_no_token() {
-    survives(async |cluster, load| {
-        let snapshot = cluster.save("snapshot");
-        load.more(60).await;
-        cluster.restore(&snapshot, "another-cluster").await;
-    })
-    .await;
-}
-
-/// After such a restore, the cluster id, the term and the member ids are the same as before.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshot_restored_under_the_same_names_repeats_no_token() {
-    survives(async |cluster, load| {
-        let snapshot = cluster.save("snapshot");
-        load.more(60).await;
-        cluster.restore(&snapshot, "the-cluster").await;
-    })
-    .await;
+async fn restored_snapshot_repeats_no_token() {
+    for name in ["another-cluster", "the-cluster"] {
+        restored_as(name).await;
+    }
 }
 
 /// The nodes are restored as a new cluster, and under the same names. An issuer at any node detects
@@ -58,9 +50,7 @@ async fn snapshot_restored_under_the_same_names_repeats_no_token() {
 async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(3).await;
-    for n in 0..50 {
-        cluster.put("foreign", &n.to_string()).await;
-    }
+    cluster.write_foreign(50).await;
     for is_new_name in [true, false] {
         let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
         grant_and_release(&before).await;
@@ -74,10 +64,7 @@ async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
         if is_new_name {
             // These log entries do not create revisions. By the length of its log alone, the
             // restored cluster could be the earlier one.
-            for _ in 0..100 {
-                let body = serde_json::json!({ "TTL": 60 });
-                cluster.call("/v3/lease/grant", &body).await;
-            }
+            cluster.grant_foreign(100).await;
         }
         for url in cluster.urls() {
             // None of these processes has any cached state.
@@ -97,9 +84,7 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
     let mut cluster = EtcdCluster::start(1).await;
     // The loss must be larger than the number of log entries that create no revision. A new cluster
     // begins with a few of them.
-    for n in 0..50 {
-        cluster.put("foreign", &n.to_string()).await;
-    }
+    cluster.write_foreign(50).await;
     let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let kept = grant(&before, &sku(), LONG).await;
     let snapshot = cluster.save("snapshot");
@@ -113,9 +98,7 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
     // The restored cluster now has a higher revision than at the snapshot, and than before the
     // restore.
     let counted = cluster.revision().await;
-    for n in 0..200 {
-        cluster.put("foreign", &n.to_string()).await;
-    }
+    cluster.write_foreign(200).await;
     assert!(cluster.revision().await >= counted + 200);
 
     let after = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
@@ -140,9 +123,7 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
 async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    for n in 0..50 {
-        cluster.put("foreign", &n.to_string()).await;
-    }
+    cluster.write_foreign(50).await;
     let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let other = Resource::new("sku-2").unwrap();
     grant(&before, &other, LONG).await;
@@ -158,10 +139,7 @@ async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
     let after = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     after.break_lease(&other, None).await.unwrap();
     grant(&after, &other, LONG).await;
-    for _ in 0..200 {
-        let body = serde_json::json!({ "TTL": 60 });
-        cluster.call("/v3/lease/grant", &body).await;
-    }
+    cluster.grant_foreign(200).await;
     let late = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let token = grant_and_release(&late).await.token;
     assert!(token > highest, "{token} after {highest}");
@@ -171,9 +149,7 @@ async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
 /// A repeated request with the lease id of a restored lease gets a new token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_request_after_a_restore_returns_a_higher_token() {
-    let db = Sqlite::fresh(2).await;
-    let mut cluster = EtcdCluster::start(1).await;
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let (mut cluster, _db, leases) = etcd::with_leases().await;
     let first = grant(&leases, &sku(), LONG).await;
     let snapshot = cluster.save("snapshot");
     cluster.restore(&snapshot, "another-cluster").await;
@@ -186,16 +162,14 @@ async fn repeated_request_after_a_restore_returns_a_higher_token() {
 /// A majority keeps the data, so there is no loss: no epoch begins, and leases continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_loses_nothing() {
-    let db = Sqlite::fresh(2).await;
-    let mut cluster = EtcdCluster::start(1).await;
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let (mut cluster, db, leases) = etcd::with_leases().await;
     let lease = grant(&leases, &sku(), LONG).await;
     cluster.kill_all();
     cluster.start_all();
     cluster.is_up().await;
     let other = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     for leases in [&leases, &other] {
-        assert_eq!(renew_for(leases, &lease, LONG).await.token, lease.token);
+        keeps_its_token(leases, &lease).await;
     }
     assert_eq!(highest_epoch(&db).await, 1);
 }

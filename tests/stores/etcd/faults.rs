@@ -27,13 +27,13 @@ use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     PATIENCE,
     database::TestDatabase,
-    etcd::{self, EtcdCluster, base64},
+    etcd::{self, EtcdCluster},
     http::{Answer, Server},
     lease::{
         LONG, grant, grant_and_release, granted, highest_epoch, is_lost, is_unavailable,
-        next_grant, renew_for, sku, wait,
+        keeps_its_token, next_grant, sku, wait,
     },
-    proxy::{Link, Passage, Proxy, Sender},
+    proxy::{Link, Passage, Proxy, Sender, contains},
     soon,
 };
 
@@ -59,8 +59,7 @@ async fn killed_or_frozen_leader_loses_no_lease() {
     let leader = cluster.leader().await;
     cluster.kill(leader);
     load.more(10).await;
-    let renewed = leases.renew(&resource, &held.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, held.token);
+    keeps_its_token(leases, &held).await;
     cluster.start_node(leader);
     load.more(10).await;
 
@@ -93,7 +92,7 @@ async fn frozen_follower_delays_only_one_call() {
     let held = grant(&leases, &sku(), LONG).await;
     cluster.signal(follower, "-STOP");
     let mut times = vec![Instant::now()];
-    assert_eq!(renew_for(&leases, &held, LONG).await.token, held.token);
+    keeps_its_token(&leases, &held).await;
     times.push(Instant::now());
     leases.release(&sku(), &held.id).await.unwrap();
     times.push(Instant::now());
@@ -102,9 +101,8 @@ async fn frozen_follower_delays_only_one_call() {
     let renewal = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &second.id, renewal).await.unwrap();
     times.push(Instant::now());
-    let slow = times
-        .windows(2)
-        .filter(|pair| pair[1] - pair[0] >= CALL_WAIT);
+    let waits = |pair: &&[Instant]| pair[1] - pair[0] >= CALL_WAIT;
+    let slow = times.windows(2).filter(waits);
     assert!(slow.count() <= 2, "several calls wait for the frozen node");
     assert!(second.token > held.token && renewed.token > second.token);
     // The resumed node answers the requests that it has missed.
@@ -163,16 +161,11 @@ async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     let renewal = Renew::new(LONG).with_new_token();
     is_unavailable(cut_off.renew(&sku(), &held.id, renewal).await);
     cut_off.release(&sku(), &held.id).await.unwrap();
-    for (key, _) in cluster.keys("tower-fence:counter:").await {
-        let body = json!({ "key": base64(&key) });
-        cluster.call("/v3/kv/deleterange", &body).await;
-    }
+    cluster.delete("tower-fence:counter:").await;
     is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
     let left = cluster.keys("tower-fence:").await;
-    assert!(
-        left.iter().all(|(key, _)| key == "tower-fence:incarnation"),
-        "{left:?}"
-    );
+    let is_incarnation = |(key, _): &(String, String)| key == "tower-fence:incarnation";
+    assert!(left.iter().all(is_incarnation), "{left:?}");
     assert!(grant(&leases, &sku(), LONG).await.token > held.token);
 }
 
@@ -194,15 +187,13 @@ async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
     assert!(asked_at.elapsed() < PATIENCE, "{:?}", asked_at.elapsed());
     cluster.start_node(1);
     cluster.is_up().await;
-    assert_eq!(renew_for(&leases, &held, LONG).await.token, held.token);
+    keeps_its_token(&leases, &held).await;
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compaction_loses_nothing() {
-    let db = Sqlite::fresh(2).await;
-    let cluster = EtcdCluster::start(1).await;
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let (cluster, db, leases) = etcd::with_leases().await;
     let mut last = grant(&leases, &sku(), LONG).await;
     let mut line = vec![];
     for _ in 0..10 {
@@ -232,13 +223,11 @@ async fn lease_that_expires_before_its_renewal_is_lost() {
     let (db, cluster) = (Sqlite::fresh(2).await, EtcdCluster::start(1).await);
     let (holds, held) = watch::channel(false);
     let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
-        let path = b"/v3/lease/keepalive";
-        let renews = message.windows(path.len()).any(|part| part == path);
-        Passage::Held(held.clone()).when(sender == Sender::Client && renews)
+        let renews = sender == Sender::Client && contains(message, "/v3/lease/keepalive");
+        Passage::Held(held.clone()).when(renews)
     })
     .await;
-    let url = format!("http://{}", proxy.addr);
-    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
+    let leases = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&leases, &sku(), LONG).await;
     holds.send_replace(true);
     let (sku, renewal) = (sku(), Renew::new(LONG));
@@ -253,12 +242,9 @@ async fn lease_that_expires_before_its_renewal_is_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_expired_during_a_partition_is_lost() {
-    let db = Sqlite::fresh(2).await;
-    let cluster = EtcdCluster::start(1).await;
-    let near = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let (cluster, db, near) = etcd::with_leases().await;
     let proxy = Proxy::to(cluster.addr()).await;
-    let url = format!("http://{}", proxy.addr);
-    let far = etcd::connect(&[url], db.fence()).await.unwrap();
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&far, &sku(), Duration::from_secs(1)).await;
     proxy.set(Link::Silent);
     is_unavailable(far.renew(&sku(), &first.id, Renew::new(LONG)).await);
@@ -305,8 +291,7 @@ pub async fn meddling(
     let mut is_called = false;
     let proxy = Proxy::judging(cluster.addr(), move |sender, message| match sender {
         Sender::Client => {
-            let mut parts = message.windows(call.len());
-            is_called = parts.any(|part| part == call.as_bytes());
+            is_called = contains(message, call);
             Passage::Whole
         }
         Sender::Server if is_called => {
@@ -334,10 +319,8 @@ async fn result_of_a_call_with_a_lost_answer_is_used() {
 
 fn refusal() -> Passage {
     let body = json!({ "code": 7, "message": "permission denied" }).to_string();
-    let answer = format!(
-        "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
+    let head = "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json";
+    let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     Passage::Instead(answer.into_bytes())
 }
 
@@ -345,11 +328,9 @@ fn refusal() -> Passage {
 /// that it has cached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_continue_without_permission_to_read_the_log() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal()).await;
-    let near = etcd::connect(&cluster.urls(), db.fence()).await;
-    let far = etcd::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
-    let (near, far) = (near.unwrap(), far.unwrap());
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&near, &sku(), LONG).await;
     let renewal = Renew::new(LONG).with_new_token();
     let renewed = far.renew(&sku(), &first.id, renewal).await.unwrap();
@@ -365,12 +346,10 @@ async fn grants_continue_without_permission_to_read_the_log() {
 /// incarnation of the cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_log_length_no_lease_is_granted() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let (proxy, silent) = meddling(&cluster, "POST /v3/maintenance/status", Passage::Dropped).await;
-    let near = etcd::connect(&cluster.urls(), db.fence()).await;
     let far = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
-    let far = far.connect(&[format!("http://{}", proxy.addr)]).await;
-    let (near, far) = (near.unwrap(), far.unwrap());
+    let far = far.connect(&[proxy.url(&cluster.urls()[0])]).await.unwrap();
     let last = grant_and_release(&near).await;
     // A client that has chosen the lease id may retry.
     let chosen = Acquire::new(LONG).lease_id(last.id.clone());
@@ -391,11 +370,9 @@ async fn without_a_log_length_no_lease_is_granted() {
 /// The error is permanent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_of_etcd_are_reported() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let (proxy, refused) = meddling(&cluster, "POST /v3/lease/grant", refusal()).await;
-    let near = etcd::connect(&cluster.urls(), db.fence()).await;
-    let far = etcd::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
-    let (near, far) = (near.unwrap(), far.unwrap());
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     grant_and_release(&near).await;
     let message = match far.acquire(&sku(), Acquire::new(LONG)).await {
         Err(LeaseError::Misconfigured(cause)) => Error::source(&*cause).unwrap().to_string(),

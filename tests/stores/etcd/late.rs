@@ -14,6 +14,7 @@ use sqlx::Sqlite;
 use tokio::{sync::watch, task::JoinHandle};
 use tower_fence::{
     Resource,
+    epochs::Epoch,
     lease::{Acquire, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Renew},
 };
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
@@ -22,8 +23,11 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, grant_and_release, highest_epoch, is_held, is_lost, is_unavailable, sku},
-    proxy::{Passage, Proxy, Sender},
+    lease::{
+        LONG, grant, grant_and_release, granted_within, highest_epoch, is_held, is_lost,
+        is_unavailable, keeps_its_token, sku, spawn_acquire,
+    },
+    proxy::{Passage, Proxy, Sender, contains},
 };
 
 const COUNTER: &str = "tower-fence:counter:110";
@@ -73,15 +77,8 @@ fn writes(key: &str) -> String {
 /// The part of a request that writes a position in the queue of `sku-1`. The rest of the key
 /// depends on the lease id.
 fn takes_position() -> String {
-    format!(
-        r#""request_put":{{"key":"{}"#,
-        base64("tower-fence:queue:sku")
-    )
-}
-
-fn contains(message: &[u8], part: &str) -> bool {
-    let mut parts = message.windows(part.len());
-    parts.any(|found| found == part.as_bytes())
+    let key = base64("tower-fence:queue:sku");
+    format!(r#""request_put":{{"key":"{key}"#)
 }
 
 /// Returns the body of a request.
@@ -118,10 +115,8 @@ impl Late {
             Passage::Whole
         })
         .await;
-        let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(20));
-        let url = format!("http://{}", proxy.addr);
         Self {
-            leases: leases.connect(&[url]).await.unwrap(),
+            leases: through(&proxy, cluster, db, Duration::from_secs(20)).await,
             first,
             rest,
             _proxy: proxy,
@@ -130,8 +125,7 @@ impl Late {
 
     /// Acquires in a separate task, and returns when its write is held back.
     async fn acquire(&self, request: Acquire) -> JoinHandle<Result<Lease, LeaseError>> {
-        let leases = self.leases.clone();
-        let asked = tokio::spawn(async move { leases.acquire(&sku(), request).await });
+        let asked = spawn_acquire(&self.leases, &sku(), request);
         self.first.holds_one().await;
         asked
     }
@@ -163,6 +157,18 @@ async fn connect(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> EtcdLeases {
     connected.unwrap()
 }
 
+/// Connects through a proxy, with this timeout of calls.
+async fn through(
+    proxy: &Proxy,
+    cluster: &EtcdCluster,
+    db: &Fresh<Sqlite>,
+    call_timeout: Duration,
+) -> EtcdLeases {
+    let builder = EtcdLeasesBuilder::new(db.fence()).call_timeout(call_timeout);
+    let url = proxy.url(&cluster.urls()[0]);
+    builder.connect(&[url]).await.unwrap()
+}
+
 async fn start() -> (EtcdCluster, Fresh<Sqlite>) {
     (EtcdCluster::start(1).await, Sqlite::fresh(2).await)
 }
@@ -181,8 +187,7 @@ async fn read(cluster: &EtcdCluster, key: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_with_a_deleted_counter_has_no_effect() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
+    let (cluster, db, near) = etcd::with_leases().await;
     grant_and_release(&near).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
     let asked = late.acquire(Acquire::new(LONG)).await;
@@ -199,26 +204,20 @@ async fn grant_with_a_deleted_counter_has_no_effect() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_with_a_deleted_counter_is_lost() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
+    let (cluster, db, near) = etcd::with_leases().await;
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
     let held = grant(&late.leases, &sku(), LONG).await;
     let stored = read(&cluster, LEASE).await;
     let renewing = late.renew(held.id.clone()).await;
     delete_counter(&cluster).await;
     let other = Resource::new(OTHER).unwrap();
-    assert_eq!(
-        grant(&near, &other, LONG).await.token.get() / 1_000_000_000,
-        2
-    );
+    let granted = grant(&near, &other, LONG).await;
+    assert_eq!(granted.token.get() / Epoch::SIZE, 2);
     late.arrives().await;
     assert_eq!(read(&cluster, LEASE).await, stored);
     late.goes_on();
     is_lost(renewing.await.unwrap());
-    eventually!(
-        "the etcd lease of the renewal has ended",
-        cluster.leases().await == 2
-    );
+    eventually!("its etcd lease has ended", cluster.leases().await == 2);
 }
 
 /// The etcd lease of a key expires while the write is in transit, so another etcd lease is created.
@@ -247,8 +246,7 @@ async fn renewal_that_expired_in_transit_is_retried() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_position_that_expired_in_transit_is_retaken() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
+    let (cluster, db, near) = etcd::with_leases().await;
     let held = grant(&near, &sku(), LONG).await;
     let late = Late::from_request(1, takes_position(), &cluster, &db).await;
     let waiting = late.acquire(Acquire::new(LONG).wait(LONG)).await;
@@ -285,10 +283,8 @@ impl Losing {
             }
         })
         .await;
-        let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(1));
-        let url = format!("http://{}", proxy.addr);
         Self {
-            leases: leases.connect(&[url]).await.unwrap(),
+            leases: through(&proxy, cluster, db, Duration::from_secs(1)).await,
             lost,
             _proxy: proxy,
         }
@@ -315,13 +311,8 @@ async fn late_position_of_an_ended_request_expires() {
     let (cluster, db) = start().await;
     let Losing { leases, lost, .. } = &Losing::start(1, &cluster, &db).await;
     let near = connect(&cluster, &db).await;
-    let wait_for = |resource: &Resource| {
-        let (leases, resource) = (leases.clone(), resource.clone());
-        tokio::spawn(async move {
-            let request = Acquire::new(LONG).wait(LONG);
-            leases.acquire(&resource, request).await
-        })
-    };
+    let wait_for =
+        |resource: &Resource| spawn_acquire(leases, resource, Acquire::new(LONG).wait(LONG));
     let have_waiters = async |resource: &Resource, count| {
         eventually("the queue has that many waiters", async || {
             let held = near.inspect(resource).await.unwrap();
@@ -349,9 +340,9 @@ async fn late_position_of_an_ended_request_expires() {
     cluster.call("/v3/kv/txn", &write).await;
     have_waiters(&sku(), 1).await;
     near.release(&sku(), &held.id).await.unwrap();
-    let granted = tokio::time::timeout(Duration::from_secs(30), wait_for(&sku())).await;
-    let granted = granted.expect("a position without a request blocks the queue");
-    assert!(granted.unwrap().unwrap().token > held.token);
+    // A position without a request does not block the queue.
+    let granted = granted_within(30, wait_for(&sku())).await;
+    assert!(granted.token > held.token);
 }
 
 /// Before the release arrives, another issuer renews the lease with the same etcd lease, or the
@@ -359,8 +350,7 @@ async fn late_position_of_an_ended_request_expires() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_release_succeeds_after_a_renewal_or_an_end() {
     for is_renewed in [true, false] {
-        let (cluster, db) = start().await;
-        let near = connect(&cluster, &db).await;
+        let (cluster, db, near) = etcd::with_leases().await;
         let held = grant(&near, &sku(), LONG).await;
         let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
         let releasing = tokio::spawn({
@@ -399,8 +389,7 @@ async fn release_finds_a_lease_that_was_moved() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_finds_a_lease_whose_move_was_not_answered() {
     for is_moved_again in [false, true] {
-        let (cluster, db) = start().await;
-        let near = connect(&cluster, &db).await;
+        let (cluster, db, near) = etcd::with_leases().await;
         let held = grant(&near, &sku(), LONG).await;
         let (is_cut, after_cut) = (Arc::new(AtomicBool::new(false)), Gate::new());
         let (cuts, gate) = (Arc::clone(&is_cut), Arc::clone(&after_cut));
@@ -415,11 +404,9 @@ async fn release_finds_a_lease_whose_move_was_not_answered() {
             Sender::Server => Passage::Whole,
         })
         .await;
-        let url = format!("http://{}", proxy.addr);
-        let other = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(20));
-        let other = other.connect(&[url]).await.unwrap();
+        let other = through(&proxy, &cluster, &db, Duration::from_secs(20)).await;
         let repeated = Acquire::new(LONG).lease_id(held.id.clone());
-        let repeating = tokio::spawn(async move { other.acquire(&sku(), repeated).await });
+        let repeating = spawn_acquire(&other, &sku(), repeated);
         after_cut.holds_one().await;
         if is_moved_again {
             let third = connect(&cluster, &db).await;
@@ -439,8 +426,7 @@ async fn release_finds_a_lease_whose_move_was_not_answered() {
 /// The lease is broken in two steps: its key is deleted, and its etcd lease is revoked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_lease_is_not_renewed_between_the_steps() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
+    let (cluster, db, near) = etcd::with_leases().await;
     let held = grant(&near, &sku(), LONG).await;
     let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
     let breaking = tokio::spawn({
@@ -458,8 +444,7 @@ async fn a_broken_lease_is_not_renewed_between_the_steps() {
 /// An earlier request with the same lease id was answered, and its holder continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ended_repetition_leaves_the_lease_to_its_holder() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
+    let (cluster, db, near) = etcd::with_leases().await;
     let held = grant(&near, &sku(), LONG).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
     let repeated = Acquire::new(LONG).lease_id(held.id.clone());
@@ -470,14 +455,12 @@ async fn ended_repetition_leaves_the_lease_to_its_holder() {
     late.goes_on();
     // By now, the client would have sent a release of the dropped request.
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, held.token);
+    keeps_its_token(&near, &held).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_blank_counter_ends_no_epoch() {
-    let (cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
+    let (cluster, db, near) = etcd::with_leases().await;
     let late = Late::from_write(1, COUNTER, &cluster, &db).await;
     let asked = late.acquire(Acquire::new(LONG)).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -485,23 +468,21 @@ async fn late_blank_counter_ends_no_epoch() {
     late.goes_on();
     is_held(asked.await.unwrap());
     assert_eq!(read(&cluster, COUNTER).await, counter);
-    let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, held.token);
+    keeps_its_token(&near, &held).await;
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
 /// Another incarnation of the cluster also has a blank counter, with the same revision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_epoch_begins_on_no_other_counter() {
-    let (mut cluster, db) = start().await;
-    let near = connect(&cluster, &db).await;
+    let (mut cluster, db, near) = etcd::with_leases().await;
     let snapshot = cluster.save("snapshot");
     let late = Late::from_write(2, COUNTER, &cluster, &db).await;
     let asked = late.acquire(Acquire::new(LONG)).await;
     let blank = read(&cluster, COUNTER).await;
     // The issuer begins a higher epoch on the same counter.
     let last = grant_and_release(&near).await;
-    assert_eq!(last.token.get() / 1_000_000_000, 2);
+    assert_eq!(last.token.get() / Epoch::SIZE, 2);
     cluster.restore(&snapshot, "the-cluster").await;
     let other = Late::from_write(2, COUNTER, &cluster, &db).await;
     let other_asked = other.acquire(Acquire::new(LONG)).await;
@@ -512,11 +493,7 @@ async fn late_epoch_begins_on_no_other_counter() {
     assert!(lease.token > last.token, "{lease:?} after {last:?}");
     other.goes_on();
     is_held(other_asked.await.unwrap());
-    let renewed = other
-        .leases
-        .renew(&sku(), &lease.id, Renew::new(LONG))
-        .await;
-    assert_eq!(renewed.unwrap().token, lease.token);
+    keeps_its_token(&other.leases, &lease).await;
 }
 
 /// A request may reach etcd twice if the first endpoint forwarded it late.
@@ -534,8 +511,7 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
         }
     })
     .await;
-    let url = format!("http://{}", proxy.addr);
-    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
+    let leases = cluster.connect_through(&proxy, db.fence()).await;
     for _ in 0..10 {
         grant_and_release(&leases).await;
     }
@@ -557,9 +533,7 @@ async fn grant_in_another_incarnation_is_not_returned() {
     let (mut cluster, db) = start().await;
     // The loss must be larger than the number of log entries that create no revision. A new cluster
     // begins with a few of them.
-    for n in 0..50 {
-        cluster.put("foreign", &n.to_string()).await;
-    }
+    cluster.write_foreign(50).await;
     let near = connect(&cluster, &db).await;
     grant_and_release(&near).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;

@@ -12,15 +12,14 @@ use tower_fence::{
 use super::faults::meddling;
 use crate::support::{
     database::TestDatabase,
-    etcd::{self, EtcdCluster},
+    etcd::{self, EtcdCluster, base64},
     lease::{LONG, grant, is_held, sku},
     proxy::Passage,
 };
 
 #[tokio::test]
 async fn unrelated_keys_between_leases_do_not_end_a_list() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let (cluster, _db, leases) = etcd::with_leases().await;
     let names = ["a", "m", "é", "z"];
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
@@ -29,9 +28,8 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
     // resource can have, or a name without a lease.
     let foreign: [&[u8]; 6] = [b"", b"\x01", b"b\0", b"m\xff", b"n", b"z\xff\xfe"];
     for name in foreign {
-        cluster
-            .put([b"tower-fence:lease:", name].concat(), "foreign")
-            .await;
+        let key = [b"tower-fence:lease:", name].concat();
+        cluster.put(key, "foreign").await;
     }
     for limit in [1, 2, 3, 100] {
         let (mut listed, mut cursor) = (vec![], None);
@@ -60,8 +58,7 @@ async fn expired_lease_with_a_key_is_not_held() {
     let ended = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 12\r\n\r\n{\"TTL\":\"-1\"}";
     let ended = Passage::Instead(ended.as_bytes().to_vec());
     let (proxy, reads) = meddling(&cluster, "POST /v3/lease/timetolive", ended).await;
-    let url = format!("http://{}", proxy.addr);
-    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
+    let leases = cluster.connect_through(&proxy, db.fence()).await;
     grant(&leases, &sku(), LONG).await;
     assert!(leases.inspect(&sku()).await.unwrap().is_none());
     assert_eq!(reads.load(Relaxed), 1);
@@ -73,8 +70,7 @@ async fn expired_lease_with_a_key_is_not_held() {
 /// pause would keep etcd busy.
 #[tokio::test]
 async fn unrelated_key_returns_a_retry_after_of_one_second() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let (cluster, _db, leases) = etcd::with_leases().await;
     cluster.put("tower-fence:lease:sku-1", "foreign").await;
     let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     assert_eq!(retry_after, Duration::from_secs(1));
@@ -84,14 +80,11 @@ async fn unrelated_key_returns_a_retry_after_of_one_second() {
 /// lease.
 #[tokio::test]
 async fn break_of_a_foreign_key_deletes_no_other_key() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
-    let made = cluster
-        .call("/v3/lease/grant", &json!({ "TTL": "60" }))
-        .await;
+    let (cluster, _db, leases) = etcd::with_leases().await;
+    let body = json!({ "TTL": "60" });
+    let made = cluster.call("/v3/lease/grant", &body).await;
     for key in ["tower-fence:lease:sku-1", "other:leader"] {
-        let put =
-            json!({ "key": etcd::base64(key), "value": etcd::base64("x"), "lease": made["ID"] });
+        let put = json!({ "key": base64(key), "value": base64("x"), "lease": made["ID"] });
         cluster.call("/v3/kv/put", &put).await;
     }
     assert!(leases.break_lease(&sku(), None).await.unwrap());

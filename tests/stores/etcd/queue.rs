@@ -26,10 +26,10 @@ use crate::support::{
     etcd::{self, EtcdCluster, base64},
     eventually,
     lease::{
-        LONG, grant, granted, is_held, is_unavailable, join, join_on, sku, spawn_acquire, wait,
-        waiters,
+        LONG, grant, granted, granted_within, is_held, is_unavailable, join, join_on, sku,
+        spawn_acquire, wait, waiters,
     },
-    proxy::{Link, Passage, Proxy, Sender},
+    proxy::{Link, Passage, Proxy, Sender, contains},
     soon,
 };
 
@@ -39,19 +39,11 @@ async fn connect(url: &str, db: &Fresh<Sqlite>) -> EtcdLeases {
 
 const PLACES: &str = "tower-fence:queue:";
 
-async fn delete_places(cluster: &EtcdCluster) {
-    for (key, _) in cluster.keys(PLACES).await {
-        let body = serde_json::json!({ "key": base64(&key) });
-        cluster.call("/v3/kv/deleterange", &body).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_a_partitioned_process_are_skipped() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let proxy = Proxy::to(cluster.addr()).await;
-    let near = connect(&cluster.urls()[0], &db).await;
-    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&near, &sku(), LONG).await;
     let cut_off = wait(&far, LONG).await;
     let next = wait(&near, LONG).await;
@@ -63,15 +55,9 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
     is_held(near.acquire(&sku(), Acquire::new(LONG)).await);
     let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
     is_held(near.acquire(&sku(), short_wait).await);
-    let second = timeout(Duration::from_secs(10), next).await;
-    let second = second
-        .expect("the cut-off waiter was never skipped")
-        .unwrap()
-        .unwrap();
-    assert!(
-        cut_off_at.elapsed() > Duration::from_secs(1),
-        "the position ended before its lease expired"
-    );
+    let second = granted_within(10, next).await;
+    // The position ends when its etcd lease expires.
+    assert!(cut_off_at.elapsed() > Duration::from_secs(1));
     // When its connection is back, the cut-off waiter gets its turn, unless one of its calls timed
     // out in the meantime.
     proxy.set(Link::Whole);
@@ -87,8 +73,7 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ended_queues_leave_nothing_behind() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = connect(&cluster.urls()[0], &db).await;
+    let (cluster, _db, leases) = etcd::with_leases().await;
     let first = grant(&leases, &sku(), LONG).await;
     let mut line = vec![];
     for _ in 0..30 {
@@ -109,33 +94,31 @@ async fn ended_queues_leave_nothing_behind() {
         let lease = granted(waiting).await;
         leases.release(&sku(), &lease.id).await.unwrap();
     }
-    eventually(
-        "only the counters and the incarnation are left",
-        async || {
-            let keys = cluster.keys("tower-fence:").await;
-            let stays = |key: &str| {
-                key.starts_with("tower-fence:counter:") || key == "tower-fence:incarnation"
-            };
-            keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
-        },
-    )
+    eventually("only counters and the incarnation are left", async || {
+        let keys = cluster.keys("tower-fence:").await;
+        let stays = |key: &str| {
+            ["counter:", "incarnation"]
+                .iter()
+                .any(|part| key.contains(part))
+        };
+        keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
+    })
     .await;
 }
 
 /// The cost of a hand-off does not depend on the length of the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_first_waiter_sends_requests() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let asked = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&asked);
     let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
-        let is_txn = message.windows(15).any(|part| part == b"POST /v3/kv/txn");
+        let is_txn = contains(message, "POST /v3/kv/txn");
         counted.fetch_add(usize::from(sender == Sender::Client && is_txn), Relaxed);
         Passage::Whole
     })
     .await;
-    let near = connect(&cluster.urls()[0], &db).await;
-    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let mut last = grant(&near, &sku(), LONG).await;
     let mut line = vec![];
     for _ in 0..50 {
@@ -157,7 +140,7 @@ async fn only_the_first_waiter_sends_requests() {
 /// etcd executes the writes of all clients one after the other, so a slow write delays them all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_to_a_waiter_sorts_the_queue_only_after_a_conflict() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let sent = Arc::<Mutex<Vec<serde_json::Value>>>::default();
     let seen = Arc::clone(&sent);
     let proxy = Proxy::judging(cluster.addr(), move |sender, message| {
@@ -171,18 +154,17 @@ async fn grant_to_a_waiter_sorts_the_queue_only_after_a_conflict() {
         Passage::Whole
     })
     .await;
-    let near = connect(&cluster.urls()[0], &db).await;
-    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&near, &sku(), LONG).await;
     let waiting = wait(&far, LONG).await;
     near.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;
     let sent = sent.lock().unwrap();
-    let branches = sent
-        .iter()
-        .map(|sent| ["success", "failure"].map(|branch| sent[branch].to_string()));
+    let branches = |sent: &serde_json::Value| ["success", "failure"].map(|of| sent[of].to_string());
     // Only the transaction that grants the lease removes the position.
-    let grants: Vec<_> = branches
+    let grants: Vec<_> = sent
+        .iter()
+        .map(branches)
         .filter(|[success, _]| success.contains("request_delete_range"))
         .map(|branches| branches.map(|branch| branch.contains("sort_order")))
         .collect();
@@ -193,23 +175,16 @@ async fn grant_to_a_waiter_sorts_the_queue_only_after_a_conflict() {
 /// position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_that_lost_its_position_takes_another() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = connect(&cluster.urls()[0], &db).await;
+    let (cluster, _db, leases) = etcd::with_leases().await;
     let first = grant(&leases, &sku(), LONG).await;
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
     let waiting = join(&leases, request).await;
-    delete_places(&cluster).await;
-    eventually!(
-        "the waiter is in the queue again",
-        waiters(&leases).await == 1
-    );
+    cluster.delete(PLACES).await;
+    eventually!("the waiter joins again", waiters(&leases).await == 1);
     // The etcd lease of the position has ended, too, as after an outage of the process.
     cluster.revoke(PLACES).await;
-    eventually!(
-        "the waiter is in the queue again",
-        waiters(&leases).await == 1
-    );
+    eventually!("the waiter joins again", waiters(&leases).await == 1);
     leases.release(&sku(), &first.id).await.unwrap();
     assert_eq!(granted(waiting).await.id, id);
 }
@@ -217,10 +192,9 @@ async fn request_that_lost_its_position_takes_another() {
 /// The lease is free, but an earlier waiter has not taken it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn early_request_continues_to_wait() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let proxy = Proxy::to(cluster.addr()).await;
-    let near = connect(&cluster.urls()[0], &db).await;
-    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&near, &sku(), LONG).await;
     let cut_off = wait(&far, LONG).await;
     let places = cluster.keys(PLACES).await;
@@ -244,28 +218,22 @@ async fn early_request_continues_to_wait() {
 /// The lease ends while the process of the waiter receives nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconnected_waiter_learns_of_its_turn() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let proxy = Proxy::to(cluster.addr()).await;
-    let near = connect(&cluster.urls()[0], &db).await;
-    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&near, &sku(), LONG).await;
     let waiting = wait(&far, LONG).await;
     proxy.set(Link::Cut);
     near.release(&sku(), &first.id).await.unwrap();
     proxy.set(Link::Whole);
-    let second = timeout(Duration::from_secs(5), waiting).await;
-    second
-        .expect("the waiter was not notified")
-        .unwrap()
-        .unwrap();
+    granted_within(5, waiting).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_learns_that_etcd_is_unreachable() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let proxy = Proxy::to(cluster.addr()).await;
-    let near = connect(&cluster.urls()[0], &db).await;
-    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     grant(&near, &sku(), LONG).await;
     let waiting = join(&far, Acquire::new(LONG).wait(Duration::from_secs(3))).await;
     proxy.set(Link::Cut);
@@ -277,8 +245,7 @@ async fn waiter_learns_that_etcd_is_unreachable() {
 /// queue became empty.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_positions_are_kept_alive() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = connect(&cluster.urls()[0], &db).await;
+    let (cluster, _db, leases) = etcd::with_leases().await;
     grant(&leases, &sku(), LONG).await;
     for _ in 0..2 {
         let waiting = wait(&leases, LONG).await;
@@ -299,7 +266,7 @@ async fn concurrent_requests_for_one_resource_share_connections() {
     /// The number of acquisitions that may call etcd at the same time.
     const LIMIT: usize = 64;
     const REQUESTS: usize = 90;
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let (called, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(true));
     let proxy = Proxy::judging(cluster.addr(), {
         let (called, open) = (Arc::clone(&called), open.subscribe());
@@ -310,10 +277,8 @@ async fn concurrent_requests_for_one_resource_share_connections() {
         }
     })
     .await;
-    let near = connect(&cluster.urls()[0], &db).await;
     let far = EtcdLeasesBuilder::new(db.fence()).call_timeout(LONG);
-    let far = far.connect(&[format!("http://{}", proxy.addr)]).await;
-    let far = far.unwrap();
+    let far = far.connect(&[proxy.url(&cluster.urls()[0])]).await.unwrap();
     let held = grant(&near, &sku(), LONG).await;
     open.send_replace(false);
     let requests: Vec<_> = (0..REQUESTS)
@@ -333,7 +298,7 @@ async fn concurrent_requests_for_one_resource_share_connections() {
 /// The watch begins after the revision of the read, which etcd has compacted in the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_behind_a_compaction_restarts() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let (held, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(false));
     let proxy = Proxy::judging(cluster.addr(), {
         let (held, open) = (Arc::clone(&held), open.subscribe());
@@ -343,8 +308,7 @@ async fn watch_behind_a_compaction_restarts() {
         }
     })
     .await;
-    let near = connect(&cluster.urls()[0], &db).await;
-    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let far = cluster.connect_through(&proxy, db.fence()).await;
     let first = grant(&near, &sku(), LONG).await;
     let waiting = wait(&far, LONG).await;
     eventually!("the waiter watches", held.load(Relaxed) > 0);
@@ -352,11 +316,7 @@ async fn watch_behind_a_compaction_restarts() {
     cluster.put("foreign", "").await;
     cluster.compact().await;
     open.send_replace(true);
-    let second = timeout(Duration::from_secs(5), waiting).await;
-    second
-        .expect("the waiter was not notified")
-        .unwrap()
-        .unwrap();
+    granted_within(5, waiting).await;
 }
 
 /// The request leaves the queue, and its position returns with a snapshot. Another request of its
@@ -372,12 +332,9 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
     gone.abort();
     soon!("the waiter has left the queue", waiters(&leases).await == 0);
     cluster.restore(&snapshot, "the-cluster").await;
-    let positions = cluster.keys(PLACES).await;
-    let is_its = |key: &str| key.starts_with("tower-fence:queue:sku-1\0");
-    assert!(
-        positions.iter().any(|(key, _)| is_its(key)),
-        "the snapshot contains no position"
-    );
+    // The snapshot contains the position.
+    let its = cluster.keys("tower-fence:queue:sku-1\0").await;
+    assert_eq!(its.len(), 1);
     leases.break_lease(&sku(), None).await.unwrap();
     let next = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     granted(next).await;
@@ -387,19 +344,19 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
 /// etcd does not receive the request that removes the position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_position_that_could_not_be_removed_ends() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (cluster, db, near) = etcd::with_leases().await;
     let is_lost = Arc::<AtomicBool>::default();
     let lost = Arc::clone(&is_lost);
     let key = base64("tower-fence:lease:sku-1");
     let proxy = Proxy::judging(cluster.addr(), move |_, message| {
-        let mut parts = message.windows(key.len());
-        Passage::CutAfter(0).when(lost.load(Relaxed) && parts.any(|part| part == key.as_bytes()))
+        Passage::CutAfter(0).when(lost.load(Relaxed) && contains(message, &key))
     })
     .await;
-    let near = connect(&cluster.urls()[0], &db).await;
     let hasty = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
-    let far = hasty.connect(&[format!("http://{}", proxy.addr)]).await;
-    let far = far.unwrap();
+    let far = hasty
+        .connect(&[proxy.url(&cluster.urls()[0])])
+        .await
+        .unwrap();
     let first = grant(&near, &sku(), LONG).await;
     let other = waits_for_another(&far).await;
     let gone = wait(&far, LONG).await;

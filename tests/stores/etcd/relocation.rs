@@ -52,11 +52,8 @@ impl Load {
             };
             self.answered.fetch_max(lease.token.get(), SeqCst);
             let is_current = self.current.load(SeqCst) == at;
-            assert!(
-                !is_current || lease.token.get() > before,
-                "{:?} {before}",
-                lease.token
-            );
+            let is_higher = lease.token.get() > before;
+            assert!(!is_current || is_higher, "{:?} {before}", lease.token);
             // The holder waits before its first write.
             sleep(Duration::from_millis(50)).await;
             for _ in 0..10 {
@@ -66,8 +63,8 @@ impl Load {
                     self.refused.fetch_add(1, SeqCst);
                     break;
                 }
-                self.late
-                    .fetch_add(usize::from(newest > lease.token.get()), SeqCst);
+                let is_late = newest > lease.token.get();
+                self.late.fetch_add(usize::from(is_late), SeqCst);
                 let is_current = self.current.load(SeqCst) == at;
                 self.writes.fetch_add(usize::from(is_current), SeqCst);
             }

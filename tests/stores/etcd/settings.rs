@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse};
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::Request,
+    http::StatusCode,
+    response::IntoResponse,
+};
 use sqlx::Sqlite;
 use tower_fence::lease::{LeaseError, Leases};
 use tower_fence_etcd::EtcdLeasesBuilder;
@@ -62,16 +68,11 @@ async fn path_prefix_precedes_the_paths_of_etcd() {
         let Some(path) = path.strip_prefix("/shared/etcd/") else {
             return StatusCode::NOT_FOUND.into_response();
         };
-        let body = axum::body::to_bytes(request.into_body(), 1 << 20)
-            .await
-            .unwrap();
+        let body = to_bytes(request.into_body(), 1 << 20).await.unwrap();
         let url = format!("{}/{path}", etcd::shared_url());
         let answer = client.post(url).body(body).send().await.unwrap();
-        (
-            answer.status(),
-            axum::body::Body::from_stream(answer.bytes_stream()),
-        )
-            .into_response()
+        let status = answer.status();
+        (status, Body::from_stream(answer.bytes_stream())).into_response()
     };
     let proxy = Server::start(Router::new().fallback(pass_on)).await;
     for path in ["/shared/etcd", "/shared/etcd/"] {
@@ -83,8 +84,6 @@ async fn path_prefix_precedes_the_paths_of_etcd() {
         granted(waiting).await;
     }
     let elsewhere = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(300));
-    elsewhere
-        .connect(&[proxy.url("/elsewhere")])
-        .await
-        .unwrap_err();
+    let url = proxy.url("/elsewhere");
+    elsewhere.connect(&[url]).await.unwrap_err();
 }

@@ -15,7 +15,7 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use futures_util::future::join_all;
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::Sqlite;
 use tokio::sync::Barrier;
 use tower_fence::lease::{LeaseError, Leases};
@@ -27,20 +27,32 @@ use crate::support::{
     lease::{messages_of, sku},
 };
 
+/// The status, the code and the message of an error of etcd.
+type Refusal = (StatusCode, i64, &'static str);
+
 /// The error of etcd for an unknown auth token.
-const UNKNOWN: (StatusCode, i64, &str) = (
+const UNKNOWN: Refusal = (
     StatusCode::UNAUTHORIZED,
     16,
     "etcdserver: invalid auth token",
 );
 /// The error of etcd for an auth token that was issued before a change of users.
-const OLD: (StatusCode, i64, &str) = (
+const OLD: Refusal = (
     StatusCode::BAD_REQUEST,
     3,
     "etcdserver: revision of auth store is old",
 );
 /// The error of etcd for a missing right.
-const DENIED: (StatusCode, i64, &str) = (StatusCode::FORBIDDEN, 7, "etcdserver: permission denied");
+const DENIED: Refusal = (StatusCode::FORBIDDEN, 7, "etcdserver: permission denied");
+
+fn refused((status, code, message): Refusal) -> Response {
+    (status, Json(json!({ "code": code, "message": message }))).into_response()
+}
+
+fn answered() -> Response {
+    let header = json!({ "cluster_id": "7", "member_id": "1", "revision": "1" });
+    Json(json!({ "header": header })).into_response()
+}
 
 /// Grants tokens, and counts them.
 fn counting() -> (Arc<AtomicUsize>, MethodRouter) {
@@ -54,27 +66,25 @@ fn counting() -> (Arc<AtomicUsize>, MethodRouter) {
 }
 
 /// Returns a server that refuses this number of calls, and counts the requests for an auth token.
-async fn refusing(
-    refusal: (StatusCode, i64, &'static str),
-    times: usize,
-) -> (Server, Arc<AtomicUsize>) {
+async fn refusing(refusal: Refusal, times: usize) -> (Server, Arc<AtomicUsize>) {
     let (fetched, authenticate) = counting();
     let left = Arc::new(Mutex::new(times));
     let txn = async move || -> Response {
         let mut left = left.lock().unwrap();
         if *left == 0 {
-            let header = json!({ "cluster_id": "7", "member_id": "1", "revision": "1" });
-            return Json(json!({ "header": header })).into_response();
+            return answered();
         }
         *left -= 1;
-        let (status, code, message) = refusal;
-        let body: Json<Value> = Json(json!({ "code": code, "message": message }));
-        (status, body).into_response()
+        refused(refusal)
     };
+    (serve(authenticate, post(txn)).await, fetched)
+}
+
+async fn serve(authenticate: MethodRouter, txn: MethodRouter) -> Server {
     let router = Router::new()
         .route("/v3/auth/authenticate", authenticate)
-        .route("/v3/kv/txn", post(txn));
-    (Server::start(router).await, fetched)
+        .route("/v3/kv/txn", txn);
+    Server::start(router).await
 }
 
 async fn builder() -> EtcdLeasesBuilder {
@@ -97,11 +107,8 @@ async fn a_token_that_is_refused_is_fetched_again() {
 async fn second_refused_auth_token_is_an_error() {
     for (refusal, expected) in [(UNKNOWN, 2), (OLD, 2), (DENIED, 1)] {
         let (server, fetched) = refusing(refusal, usize::MAX).await;
-        let refused = builder()
-            .await
-            .connect(&[server.url("")])
-            .await
-            .unwrap_err();
+        let connected = builder().await.connect(&[server.url("")]).await;
+        let refused = connected.unwrap_err();
         let messages = messages_of(&refused);
         // An auth token may be accepted later, whereas rights do not change by themselves.
         let is_permanent = matches!(refused, LeaseError::Misconfigured(_));
@@ -119,17 +126,12 @@ async fn concurrently_refused_calls_authenticate_once() {
     let txn = async move |headers: HeaderMap| -> Response {
         if headers["authorization"] == "token-0" {
             all_sent.wait().await;
-            let (status, code, message) = UNKNOWN;
-            return (status, Json(json!({ "code": code, "message": message }))).into_response();
+            return refused(UNKNOWN);
         }
-        let header = json!({ "cluster_id": "7", "member_id": "1", "revision": "1" });
-        Json(json!({ "header": header })).into_response()
+        answered()
     };
     let (fetched, authenticate) = counting();
-    let router = Router::new()
-        .route("/v3/auth/authenticate", authenticate)
-        .route("/v3/kv/txn", post(txn));
-    let server = Server::start(router).await;
+    let server = serve(authenticate, post(txn)).await;
     let leases = builder().await.connect_lazy(&[server.url("")]).unwrap();
     let resource = sku();
     for inspected in join_all((0..CALLS).map(|_| leases.inspect(&resource))).await {

@@ -39,10 +39,13 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
         answer.unwrap().json().await.unwrap()
     };
     let number = |value: &Value| value.as_str().unwrap().parse::<i64>().unwrap();
-    let lock = async || {
+    let locked = async || {
         let lease = call("lease/grant", json!({ "TTL": 60 })).await;
         let request = json!({ "name": SKU, "lease": lease["ID"] });
-        let locked = call("lock/lock", request).await;
+        call("lock/lock", request).await
+    };
+    let lock = async || {
+        let locked = locked().await;
         let key = call("kv/range", json!({ "key": locked["key"] })).await;
         let made = number(&key["kvs"][0]["create_revision"]);
         let had = number(&locked["header"]["revision"]);
@@ -51,8 +54,7 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     };
     // The first of these requests waits for this lock, and each later one waits for the request
     // before it.
-    let lease = call("lease/grant", json!({ "TTL": 60 })).await;
-    let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
+    let held = locked().await;
     let unlocks = async {
         eventually("all requests wait", async || {
             let range = json!({ "key": base64("sku-1/"), "range_end": base64("sku-10") });
@@ -64,16 +66,11 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     let (one, two, three, _) = tokio::join!(lock(), lock(), lock(), unlocks);
     let mut holders = [one, two, three];
     holders.sort_unstable();
-    assert!(
-        holders.is_sorted_by(|(had, made), (next_had, next_made)| {
-            had < next_had && made < next_made
-        })
-    );
+    let increase = |one: &(i64, i64), next: &(i64, i64)| one.0 < next.0 && one.1 < next.1;
+    assert!(holders.is_sorted_by(increase));
     let [(first_had, _), (_, second_made), _] = holders;
-    assert!(
-        second_made < first_had,
-        "revisions and lock versions would mix: {holders:?}"
-    );
+    // The two kinds would mix.
+    assert!(second_made < first_had, "{holders:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -92,10 +89,8 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     }
     etcd.restore().await;
     let (token, status) = etcd.holder("sku-1", &url, 0.0).finish().await;
-    assert!(
-        token > before.0 && token <= highest,
-        "the restored etcd grants a token again"
-    );
+    // The restored etcd grants a token again.
+    assert!(token > before.0 && token <= highest);
     assert_eq!(status, 412);
     // A fence that has admitted no token cannot detect the restore: it admits a token from after
     // the restore, and then a higher one from before it.
@@ -104,10 +99,8 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     let stock = inventory.stock("sku-1").await;
     // After the restore, the operator must make etcd's tokens begin above the highest token that
     // etcd granted before.
-    let again = etcd
-        .holder_above(highest, "sku-1", &url, 0.0)
-        .finish()
-        .await;
+    let again = etcd.holder_above(highest, "sku-1", &url, 0.0);
+    let again = again.finish().await;
     assert!(again.0 > highest && again.1 == 200);
     assert_eq!(inventory.stock("sku-1").await, stock - 1);
     assert_eq!(inventory.write("sku-3", again.0).await.status, 200);
@@ -129,9 +122,7 @@ async fn change_from_etcd_refuses_older_holders_without_a_step() {
     let mut older = etcd.holder("sku-1", &inventory.url(), 30.0);
     let older = older.token().await;
 
-    let changed = inventory
-        .behind(|layer| layer.issued_by_this_database())
-        .await;
+    let changed = inventory.accepting_only_its_own_tokens().await;
     let lease = grant(&leases, &sku(), LONG).await;
     let written = write_to(&changed, "sku-1", lease.token.get()).await;
     assert_eq!(written.status, 200);

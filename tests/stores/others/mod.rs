@@ -37,14 +37,10 @@ async fn read(
     State(pool): State<PgPool>,
     Path(sku): Path<String>,
 ) -> Result<Json<Stock>, StatusCode> {
-    let stock = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1")
-        .bind(sku)
-        .fetch_optional(&pool)
-        .await
-        .unwrap();
-    stock
-        .map(|stock| Json(Stock { stock }))
-        .ok_or(StatusCode::NOT_FOUND)
+    let stock = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1").bind(sku);
+    let stock = stock.fetch_optional(&pool).await.unwrap();
+    let stock = stock.ok_or(StatusCode::NOT_FOUND)?;
+    Ok(Json(Stock { stock }))
 }
 
 async fn set(conn: &mut PgConnection, sku: String, stock: i64) {
@@ -78,13 +74,10 @@ impl Inventory {
         Self { db, fence, server }
     }
 
-    /// Starts a service with another layer over the same database and fence.
-    pub async fn behind(
-        &self,
-        trust: impl FnOnce(FenceLayer<Postgres, PathParam>) -> FenceLayer<Postgres, PathParam>,
-    ) -> Server {
-        let layer = trust(FenceLayer::new(self.fence.clone(), PathParam("sku")));
-        serve(&self.fence, layer).await
+    /// Starts a service over the same fence that accepts only tokens of this database.
+    pub async fn accepting_only_its_own_tokens(&self) -> Server {
+        let layer = FenceLayer::new(self.fence.clone(), PathParam("sku"));
+        serve(&self.fence, layer.issued_by_this_database()).await
     }
 
     pub fn url(&self) -> String {
@@ -153,14 +146,8 @@ pub async fn refuses_the_paused_holder(
     };
     let (fenced, unfenced) =
         tokio::join!(story("/inventory", "sku-1"), story("/unfenced", "sku-2"));
-    assert_eq!(
-        fenced,
-        (412, 99),
-        "the status of the first holder and the stock"
-    );
-    assert_eq!(
-        unfenced,
-        (200, 99),
-        "two writes were acknowledged and one is lost"
-    );
+    // The status of the first holder, and the stock.
+    assert_eq!(fenced, (412, 99));
+    // Two writes were acknowledged, and one is lost.
+    assert_eq!(unfenced, (200, 99));
 }

@@ -25,10 +25,10 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     http::{Answer, Server},
-    lease::{LONG, grant, is_unavailable},
+    lease::{LONG, grant, is_unavailable, keeps_its_token},
     nodes::{NODE_WAIT, NODES, Nodes},
     proxy::Link,
-    redis::RedisServer,
+    redis::{RedisServer, keys},
     wall_clock::WallClock,
 };
 
@@ -63,12 +63,10 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
         holds.iter().filter(|hold| took(hold) < NODE_WAIT).count() > 5
     })
     .await;
+    // No grant succeeds without all nodes.
     let in_spite_of_it = all.stop().await;
     let in_spite_of_it = in_spite_of_it.iter().find(|hold| hold.grant.began > began);
-    assert!(
-        in_spite_of_it.is_none(),
-        "a grant succeeded without all nodes: {in_spite_of_it:?}"
-    );
+    assert!(in_spite_of_it.is_none(), "{in_spite_of_it:?}");
     end(&mut nodes).await;
     ours.more(3).await;
     let holds = ours.stop().await;
@@ -132,20 +130,14 @@ async fn grants_stop_after_three_nodes_are_killed() {
         nodes.servers[node].kill();
     }
     let began = Instant::now();
-    let acquire = || {
-        server
-            .post("/locks/sku-1")
-            .json(&json!({ "ttl_ms": 10_000 }))
-    };
+    let body = json!({ "ttl_ms": 10_000 });
+    let acquire = || server.post("/locks/sku-1").json(&body);
     let answer = timeout(Duration::from_secs(10), Answer::to(acquire())).await;
     let answer = answer.expect("no answer within the timeouts");
     answer.is_problem(503, "store-unavailable");
     assert!(answer.headers.contains_key("retry-after"));
-    is_unavailable(
-        leases
-            .renew(&held.resource, &held.id, Renew::new(LONG))
-            .await,
-    );
+    let renewed = leases.renew(&held.resource, &held.id, Renew::new(LONG));
+    is_unavailable(renewed.await);
     is_unavailable(leases.inspect(&held.resource).await);
     is_unavailable(leases.release(&held.resource, &held.id).await);
     few.more(3).await;
@@ -178,20 +170,17 @@ async fn wall_clock_jump_of_a_node_ends_no_lease() {
     let leases = nodes.leases(&db);
     let resource = Resource::new("sku-3").unwrap();
     let held = grant(&leases, &resource, LONG).await;
-    let keys = async || {
-        let found = nodes.servers[NODES - 1]
-            .command(&["KEYS", "*:lease:sku-3"])
-            .await;
-        redis::from_redis_value::<Vec<String>>(found).unwrap().len()
+    let stored = async || {
+        let url = nodes.servers[NODES - 1].url();
+        keys(&url, "*:lease:sku-3").await.len()
     };
-    assert_eq!(keys().await, 1);
+    assert_eq!(stored().await, 1);
     for jump in ["+1d", "-1d", "+10y", "+0"] {
         clock.jump_to(jump);
         ours.more(3).await;
         by_time.more(3).await;
-        assert_eq!(keys().await, 0);
-        let renewed = leases.renew(&resource, &held.id, Renew::new(LONG)).await;
-        assert_eq!(renewed.unwrap().token, held.token);
+        assert_eq!(stored().await, 0);
+        keeps_its_token(&leases, &held).await;
     }
     only_the_naive_is_harmed(ours, by_time).await;
 }

@@ -14,7 +14,7 @@ use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
     lease::{LONG, grant},
-    redis::{fresh_prefix, open, shared_node_urls},
+    redis::{delete_keys, fresh_prefix, keys, shared_node_urls},
 };
 
 async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
@@ -28,14 +28,12 @@ async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
 
 /// Deletes the lease on the first node, so that two of three nodes have it.
 async fn take_from_the_first_node(prefix: &str, resource: &Resource) {
-    let mut first = open(&shared_node_urls()[0]).await.unwrap();
-    let mut keys = redis::cmd("KEYS");
-    keys.arg(format!("{prefix}:*:lease:{resource}"));
-    let keys: Vec<String> = keys.query_async(&mut first).await.unwrap();
-    assert_eq!(keys.len(), 1);
-    let mut delete = redis::cmd("DEL");
-    let deleted: u64 = delete.arg(&keys).query_async(&mut first).await.unwrap();
-    assert_eq!(deleted, 1);
+    let (first, pattern) = (
+        &shared_node_urls()[0],
+        format!("{prefix}:*:lease:{resource}"),
+    );
+    assert_eq!(keys(first, &pattern).await.len(), 1);
+    delete_keys(first, &pattern).await;
 }
 
 #[tokio::test]
@@ -43,30 +41,19 @@ async fn leases_held_throughout_a_listing_are_on_its_pages() {
     let (db, prefix) = (Sqlite::fresh(2).await, fresh_prefix());
     let leases = leases(&db, &prefix).await;
     let granting = (0..3_000).map(|n| {
-        let leases = leases.clone();
-        async move {
-            grant(
-                &leases,
-                &Resource::new(format!("sku-{n}")).unwrap(),
-                LONG * 5,
-            )
-            .await
-        }
+        let (leases, name) = (leases.clone(), Resource::new(format!("sku-{n}")).unwrap());
+        async move { grant(&leases, &name, LONG * 5).await }
     });
-    let granted: Vec<_> = futures_util::stream::iter(granting)
-        .buffer_unordered(40)
-        .collect()
-        .await;
+    let granting = futures_util::stream::iter(granting).buffer_unordered(40);
+    let granted: Vec<_> = granting.collect().await;
     // Some leases end between two pages.
     let (mut ending, kept) = (granted[..200].iter(), &granted[200..]);
     let (mut listed, mut cursor) = (HashSet::new(), None);
     loop {
         let page = leases.list(100, cursor.as_deref()).await.unwrap();
         for (resource, _) in page.leases {
-            assert!(
-                listed.insert(resource.clone()),
-                "{resource} is listed twice"
-            );
+            let is_new = listed.insert(resource.clone());
+            assert!(is_new, "{resource} is listed twice");
         }
         for lease in ending.by_ref().take(5) {
             leases.release(&lease.resource, &lease.id).await.unwrap();

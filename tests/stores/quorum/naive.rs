@@ -98,16 +98,11 @@ impl Naive {
         }
         let token = counted.iter().flatten().max()? + 1;
         let seal = self.call(SEAL, resource, &[id, &token.to_string()]);
-        let taken = self
-            .nodes
-            .iter()
-            .zip(&counted)
-            .filter(|(_, counted)| counted.is_some());
+        let nodes = self.nodes.iter().zip(&counted);
+        let taken = nodes.filter(|(_, counted)| counted.is_some());
         let answers = join_all(taken.map(|(node, _)| node.run(&seal))).await;
-        let sealed = answers
-            .iter()
-            .flatten()
-            .filter(|words| *words == &["sealed"]);
+        let sealed = answers.iter().flatten();
+        let sealed = sealed.filter(|words| *words == &["sealed"]);
         if sealed.count() < self.needs {
             self.release(resource, id).await;
             return None;

@@ -16,7 +16,10 @@ use crate::support::{
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, SHORT, grant, grant_and_release, is_unavailable, messages_of, renew_for, sku},
+    lease::{
+        LONG, SHORT, grant, grant_and_release, is_unavailable, keeps_its_token, listed,
+        messages_of, renew_for, sku,
+    },
     proxy::{Link, Proxy},
     redis::{RedisServer, delete_keys, fresh_prefix, open, shared_cluster_url, shared_node_urls},
 };
@@ -53,13 +56,8 @@ async fn a_quorum_has_three_different_nodes_or_five() {
         let text = messages_of(&refused.unwrap_err());
         assert_contains!(text, "another node is the same server");
     }
-    let five = [
-        a.clone(),
-        b,
-        c,
-        "redis://127.0.0.1:1".into(),
-        "redis://127.0.0.1:2".into(),
-    ];
+    let absent = [1, 2].map(|port| format!("redis://127.0.0.1:{port}"));
+    let five = [&[a, b, c], &absent[..]].concat();
     let leases = connect(builder(&db), &five).await.unwrap();
     grant(&leases, &sku(), LONG).await;
 }
@@ -83,13 +81,7 @@ async fn replaceable_server_is_refused_as_a_node() {
     // The master had no replica when it was checked.
     let leases = connect(builder(&db), &with(master.url())).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
-    let port = master.addr().port().to_string();
-    replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
-    eventually("the replica is connected", async || {
-        let info = replica.info("INFO replication").await;
-        info.contains("master_link_status:up")
-    })
-    .await;
+    replica.follow(master.addr()).await;
     for third in [master.url(), replica.url()] {
         let refused = connect(builder(&db), &with(third)).await;
         let said = messages_of(&refused.unwrap_err());
@@ -117,11 +109,9 @@ async fn other_nodes_are_refused() {
     let refused = connect(builder_of(&db), &changed).await;
     let said = messages_of(&refused.unwrap_err());
     assert_contains!(said, "stop all issuers, delete the keys");
-    let addresses: Vec<_> = urls.iter().map(|url| url.replace("redis://", "")).collect();
-    assert!(
-        addresses.iter().all(|address| said.contains(address)),
-        "{said}"
-    );
+    for url in &urls {
+        assert_contains!(said, &url.replace("redis://", ""));
+    }
 }
 
 /// In the partition that a check reads first, an issuer with other nodes has written the counters.
@@ -136,8 +126,7 @@ async fn node_with_counters_of_two_quorums_serves_both() {
     let theirs = names.find(|name| partition_of(name) == 0).unwrap();
     let key = format!("{prefix}:quorum:{{{}}}:counter", partition_of(&theirs));
     for url in &urls {
-        let client = redis::Client::open(url.as_str()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = open(url).await.unwrap();
         let mut set = redis::cmd("HSET");
         set.arg(&key).arg("nodes").arg("other");
         set.exec_async(&mut connection).await.unwrap();
@@ -161,31 +150,22 @@ async fn nodes_can_be_changed_while_all_is_stopped() {
     let servers = join_all((0..4).map(|_| RedisServer::start(&[]))).await;
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
     let prefix = fresh_prefix();
-    let leases = connect(builder(&db).key_prefix(&prefix), &urls[..3])
-        .await
-        .unwrap();
-    let before = grant(&leases, &sku(), SHORT).await;
-    drop(leases);
+    let connect = async |urls| {
+        let leases = connect(builder(&db).key_prefix(&prefix), urls).await;
+        leases.unwrap()
+    };
+    let before = grant(&connect(&urls[..3]).await, &sku(), SHORT).await;
     for server in &servers {
         delete_keys(&server.url(), &format!("{prefix}:quorum:*")).await;
     }
-    let leases = connect(builder(&db).key_prefix(&prefix), &urls[1..])
-        .await
-        .unwrap();
-    assert!(grant(&leases, &sku(), LONG).await.token > before.token);
+    let after = grant(&connect(&urls[1..]).await, &sku(), LONG).await;
+    assert!(after.token > before.token);
 }
 
 #[tokio::test]
 async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
     let db = Sqlite::fresh(4).await;
-    let mut proxies = vec![];
-    for url in shared_node_urls() {
-        proxies.push(Proxy::to(url.replace("redis://", "").parse().unwrap()).await);
-    }
-    let urls: Vec<_> = proxies
-        .iter()
-        .map(|proxy| format!("redis://{}", proxy.addr))
-        .collect();
+    let (proxies, urls) = behind_proxies(Duration::ZERO).await;
     let settings = || builder(&db).node_timeout(Duration::from_secs(1));
     let leases = connect(settings(), &urls).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
@@ -193,20 +173,10 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         proxies[0].set(away);
         // A new issuer can connect as well.
         connect(settings(), &urls).await.unwrap();
-        assert_eq!(renew_for(&leases, &lease, LONG).await.token, lease.token);
+        keeps_its_token(&leases, &lease).await;
         let other = Resource::new("sku-2").unwrap();
         let other_lease = grant(&leases, &other, LONG).await;
-        let (mut listed, mut cursor) = (vec![], None);
-        loop {
-            let page = leases.list(1, cursor.as_deref()).await.unwrap();
-            listed.extend(page.leases.into_iter().map(|(resource, _)| resource));
-            cursor = page.cursor;
-            if cursor.is_none() {
-                break;
-            }
-        }
-        listed.sort_by(|a, b| a.as_str().cmp(b.as_str()));
-        assert_eq!(listed, [sku(), other.clone()]);
+        assert_eq!(listed(&leases, 1).await, ["sku-1", "sku-2"]);
         leases.release(&other, &other_lease.id).await.unwrap();
 
         // Two of three nodes are now unreachable.
@@ -218,20 +188,12 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         is_unavailable(leases.break_lease(&sku(), None).await);
         is_unavailable(connect(settings(), &urls).await);
         leases.list(10, None).await.unwrap_err();
-        assert!(
-            asked_at.elapsed() < Duration::from_secs(40),
-            "the call is not bounded in time"
-        );
+        assert!(asked_at.elapsed() < Duration::from_secs(40));
         for proxy in &proxies[..2] {
             proxy.set(Link::Whole);
         }
-        eventually!(
-            "the nodes answer again",
-            leases
-                .renew(&sku(), &lease.id, Renew::new(LONG))
-                .await
-                .is_ok()
-        );
+        let renew = async || leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+        eventually!("the nodes answer again", renew().await.is_ok());
     }
     leases.release(&sku(), &lease.id).await.unwrap();
     grant(&leases, &sku(), LONG).await;
@@ -243,21 +205,11 @@ async fn connection_is_opened_although_calls_time_out() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
     // The nodes know the scripts.
     grant_and_release(&connect(builder(&db), &urls).await.unwrap()).await;
-    let mut proxies = vec![];
-    for url in &urls {
-        proxies.push(Proxy::delaying(addr_of(url), Duration::from_millis(200)).await);
-    }
-    let through: Vec<_> = proxies
-        .iter()
-        .map(|proxy| format!("redis://{}", proxy.addr))
-        .collect();
+    let (_proxies, through) = behind_proxies(Duration::from_millis(200)).await;
     let names: Vec<_> = through.iter().map(String::as_str).collect();
     let builder = builder(&db).node_timeout(Duration::from_millis(700));
     let leases = builder.connect_lazy(&names).unwrap();
-    eventually("a lease is granted", async || {
-        leases.acquire(&sku(), Acquire::new(LONG)).await.is_ok()
-    })
-    .await;
+    is_granted(&leases, Acquire::new(LONG)).await;
 }
 
 /// A silent node costs its timeout once, and not for each request.
@@ -265,7 +217,7 @@ async fn connection_is_opened_although_calls_time_out() {
 async fn silent_node_is_skipped_until_it_answers() {
     let db = Sqlite::fresh(4).await;
     let mut urls = shared_node_urls();
-    let proxy = Proxy::to(urls[2].replace("redis://", "").parse().unwrap()).await;
+    let proxy = Proxy::to(addr_of(&urls[2])).await;
     urls[2] = format!("redis://{}", proxy.addr);
     let wait = Duration::from_secs(1);
     let prefix = fresh_prefix();
@@ -301,10 +253,7 @@ async fn twins_are_nodes_after_an_address_is_corrected() {
     let leases = builder(&db).connect_lazy(&names).unwrap();
     is_refused_as_twin(&leases).await;
     proxy.switch_new_to(addr_of(&urls[1]));
-    eventually("the node is usable", async || {
-        leases.acquire(&sku(), Acquire::new(LONG)).await.is_ok()
-    })
-    .await;
+    is_granted(&leases, Acquire::new(LONG)).await;
 }
 
 /// After the check, a host name resolves to another server.
@@ -317,10 +266,7 @@ async fn node_replaced_by_another_node_counts_once() {
     proxy.switch_to(addr_of(&urls[0]));
     is_refused_as_twin(&leases).await;
     proxy.switch_new_to(addr_of(&urls[1]));
-    eventually("the node counts again", async || {
-        leases.acquire(&sku(), Acquire::new(LONG)).await.is_ok()
-    })
-    .await;
+    is_granted(&leases, Acquire::new(LONG)).await;
 }
 
 /// A host name resolves to the server of another node, and then to a server that is down.
@@ -336,12 +282,30 @@ async fn former_twin_that_is_down_disables_no_other_node() {
     proxy.switch_to(addr_of(&urls[0]));
     is_refused_as_twin(&leases).await;
     proxy.set(Link::Cut);
-    eventually("the first node is usable", async || {
-        leases.acquire(&sku(), Acquire::new(SHORT)).await.is_ok()
-    })
-    .await;
+    is_granted(&leases, Acquire::new(SHORT)).await;
     proxy.set(Link::Whole);
     is_refused_as_twin(&leases).await;
+}
+
+/// Waits until a lease is granted, because the nodes are usable.
+async fn is_granted(leases: &QuorumLeases, request: Acquire) {
+    eventually!(
+        "a lease is granted",
+        leases.acquire(&sku(), request.clone()).await.is_ok()
+    );
+}
+
+/// Starts a proxy for each node, which delays its messages, and returns the URLs.
+async fn behind_proxies(delay: Duration) -> (Vec<Proxy>, Vec<String>) {
+    let urls = shared_node_urls();
+    let proxies = urls.iter().map(|url| Proxy::delaying(addr_of(url), delay));
+    let proxies = join_all(proxies).await;
+    let urls = proxies
+        .iter()
+        .zip(&urls)
+        .map(|(proxy, url)| proxy.url(url))
+        .collect();
+    (proxies, urls)
 }
 
 fn addr_of(url: &str) -> SocketAddr {

@@ -12,9 +12,9 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    lease::{LONG, grant, messages_of, renew_for, sku},
+    lease::{LONG, grant, is_misconfigured, messages_of, renew_for, sku},
     proxy::Proxy,
-    redis::{RedisServer, delete_keys, fresh_prefix, open, shared_node_urls},
+    redis::{RedisServer, delete_keys, fresh_prefix, keys, shared_node_urls},
 };
 
 fn connect(db: &Fresh<Sqlite>, prefix: &str, urls: &[String]) -> Result<QuorumLeases, LeaseError> {
@@ -27,22 +27,14 @@ fn connect(db: &Fresh<Sqlite>, prefix: &str, urls: &[String]) -> Result<QuorumLe
 #[tokio::test]
 async fn invalid_url_is_named_by_index_without_its_text() {
     let (db, urls) = (Sqlite::fresh(1).await, shared_node_urls());
-    for wrong in [
-        "",
-        "s3cret",
-        "http://:s3cret@a",
-        "redis://:s3cret@",
-        "redis://:s3cret@a:port",
-        "redis://:s3cret@a/first",
-        "redis://:s3cret@a:99999",
-    ] {
-        let urls = [urls[0].clone(), wrong.into(), urls[2].clone()];
+    let secrets =
+        ["", "a:port", "a/first", "a:99999"].map(|rest| format!("redis://:s3cret@{rest}"));
+    let others = ["", "s3cret", "http://:s3cret@a"].map(str::to_owned);
+    for wrong in others.into_iter().chain(secrets) {
+        let urls = [urls[0].clone(), wrong, urls[2].clone()];
         let refused = connect(&db, &fresh_prefix(), &urls).unwrap_err();
         let messages = messages_of(&refused);
-        assert!(
-            matches!(refused, LeaseError::Misconfigured(_)),
-            "{messages}"
-        );
+        assert_matches!(refused, LeaseError::Misconfigured(_));
         assert_contains!(messages, "node 2 of 3");
         assert!(!messages.contains("s3cret"), "{messages}");
     }
@@ -57,24 +49,13 @@ async fn a_quorum_has_fifteen_nodes_at_most() {
     }
     for count in [0, 1, 2, 4, 14, 16, 17, 65] {
         let refused = connect(&db, "a", &urls(count));
-        assert!(
-            matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes"),
-            "{count}: {refused:?}"
-        );
+        assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes");
     }
 }
 
 /// A resource in a partition in which no lease has been granted.
 fn unused() -> Resource {
     Resource::new("sku-2").unwrap()
-}
-
-/// Returns the keys with this prefix on a node.
-async fn keys(url: &str, prefix: &str) -> Vec<String> {
-    let mut connection = open(url).await.unwrap();
-    let mut keys = redis::cmd("KEYS");
-    let keys = keys.arg(format!("{prefix}:*"));
-    keys.query_async(&mut connection).await.unwrap()
 }
 
 #[tokio::test]
@@ -86,11 +67,13 @@ async fn refused_issuer_does_not_take_a_restarted_node() {
     let (mut proxies, mut urls) = (vec![], vec![]);
     for url in &shared_node_urls()[..2] {
         let addr = url.replace("redis://", "").parse().unwrap();
-        proxies.push(Proxy::delaying(addr, Duration::from_millis(100)).await);
-        urls.extend(proxies.last().map(|proxy| proxy.url(url)));
+        let proxy = Proxy::delaying(addr, Duration::from_millis(100)).await;
+        urls.push(proxy.url(url));
+        proxies.push(proxy);
     }
     urls.push(third.url());
     let prefix = fresh_prefix();
+    let of_prefix = format!("{prefix}:*");
     let leases = connect(&db, &prefix, &urls).unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     // The second issuer has another name for the third node.
@@ -104,9 +87,7 @@ async fn refused_issuer_does_not_take_a_restarted_node() {
     let stay_refused = async || {
         for leases in &refused {
             for resource in [&sku(), &unused()] {
-                let outcome = leases.acquire(resource, Acquire::new(LONG)).await;
-                let error = outcome.unwrap_err();
-                assert!(matches!(error, LeaseError::Misconfigured(_)), "{error:?}");
+                is_misconfigured(leases.acquire(resource, Acquire::new(LONG)).await);
             }
         }
     };
@@ -114,10 +95,10 @@ async fn refused_issuer_does_not_take_a_restarted_node() {
     third.kill();
     third.start_again().await;
     stay_refused().await;
-    assert_eq!(keys(&urls[2], &prefix).await, [""; 0]);
+    assert_eq!(keys(&urls[2], &of_prefix).await, [""; 0]);
     renew_for(&leases, &lease, LONG).await;
     grant(&leases, &unused(), LONG).await;
-    assert_ne!(keys(&urls[2], &prefix).await, [""; 0]);
+    assert_ne!(keys(&urls[2], &of_prefix).await, [""; 0]);
     stay_refused().await;
 }
 
@@ -146,17 +127,13 @@ async fn node_with_counters_of_another_source_fails_alone() {
     }
     let strangers = connect(&other, &prefix, &urls).unwrap();
     let refused = strangers.acquire(&unused(), Acquire::new(LONG)).await;
-    assert_contains!(
-        messages_of(&refused.unwrap_err()),
-        "which is not this issuer's"
-    );
+    let said = messages_of(&refused.unwrap_err());
+    assert_contains!(said, "which is not this issuer's");
     // With other nodes, the issuers could have different majorities.
     third.command(&["HSET", &theirs, "nodes", "other"]).await;
     let refused = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-    assert_contains!(
-        messages_of(&refused.unwrap_err()),
-        "but this issuer's nodes are"
-    );
+    let said = messages_of(&refused.unwrap_err());
+    assert_contains!(said, "but this issuer's nodes are");
 }
 
 /// A node with the counter of another quorum blocks its partition, until its keys are deleted.
@@ -165,18 +142,16 @@ async fn a_node_of_another_quorum_is_named_without_secrets() {
     let (db, theirs) = (Sqlite::fresh(4).await, shared_node_urls());
     let fresh = [RedisServer::start(&[]).await, RedisServer::start(&[]).await];
     for server in &fresh {
-        let password = ["CONFIG", "SET", "requirepass", "s3cret"];
-        server.command(&password).await;
+        server.send("CONFIG SET requirepass s3cret").await;
     }
     let prefix = fresh_prefix();
+    let of_prefix = format!("{prefix}:*");
     let their_leases = connect(&db, &prefix, &theirs).unwrap();
     let before = grant(&their_leases, &sku(), LONG).await;
-    let mut ours = vec![theirs[0].clone()];
-    ours.extend(
-        fresh
-            .iter()
-            .map(|server| server.url().replace("redis://", "redis://:s3cret@")),
-    );
+    let [one, two] = fresh
+        .each_ref()
+        .map(|server| server.url().replace("//", "//:s3cret@"));
+    let ours = [theirs[0].clone(), one, two];
     let our_leases = connect(&db, &prefix, &ours).unwrap();
     let address = theirs[0].replace("redis://", "");
     for resource in [&sku(), &unused()] {
@@ -187,7 +162,7 @@ async fn a_node_of_another_quorum_is_named_without_secrets() {
         assert!(!messages.contains("s3cret"), "{messages}");
     }
     for url in &ours[1..] {
-        assert_eq!(keys(url, &prefix).await, [""; 0]);
+        assert_eq!(keys(url, &of_prefix).await, [""; 0]);
     }
 
     delete_keys(&theirs[0], &format!("{prefix}:quorum:*")).await;

@@ -22,15 +22,15 @@ use super::{
     naive::Naive,
 };
 use crate::support::{
+    PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
     lease::LONG,
     nodes::{NODES, Nodes, leases_on},
-    proxy::{Passage, Sender},
+    proxy::{Passage, Sender, contains},
+    redis::keys,
 };
 
-/// A timeout that is longer than any test.
-const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
 /// A resource in the same partition as the leased one.
 const NEIGHBOUR: &str = "sku-124";
@@ -68,11 +68,7 @@ impl Gate {
     fn rule(self: Arc<Self>, n: usize) -> impl FnMut(Sender, &[u8]) -> Passage + Send + 'static {
         let (mut is_paused, mut has_taken) = (false, false);
         move |sender, message| {
-            let has = |text: &str| {
-                message
-                    .windows(text.len())
-                    .any(|part| part == text.as_bytes())
-            };
+            let has = |text: &str| contains(message, text);
             is_paused |= sender == Sender::Client && has(PAUSED);
             let phase = match sender {
                 Sender::Client if has_taken => Some(Phase::Seal),
@@ -116,8 +112,8 @@ impl Scene {
         let rule = Arc::clone(&gate);
         let nodes = Nodes::judging(move |n| Arc::clone(&rule).rule(n)).await;
         for server in &nodes.servers {
-            let user = ["ACL", "SETUSER", PAUSED, "on", "nopass", "~*", "+@all"];
-            server.command(&user).await;
+            let user = format!("ACL SETUSER {PAUSED} on nopass ~* +@all");
+            server.send(&user).await;
         }
         Self {
             nodes,
@@ -134,12 +130,9 @@ impl Scene {
 
     fn paused_issuer(&self) -> Issuer {
         let login = format!("//{PAUSED}:x@");
-        let urls = self
-            .nodes
-            .urls()
-            .into_iter()
-            .map(|url| url.replace("//", &login));
-        self.issuer_on(&urls.collect::<Vec<_>>())
+        let urls = self.nodes.urls();
+        let urls: Vec<_> = urls.iter().map(|url| url.replace("//", &login)).collect();
+        self.issuer_on(&urls)
     }
 
     fn issuer_on(&self, urls: &[String]) -> Issuer {
@@ -178,9 +171,7 @@ impl Scene {
     async fn stored(&self) -> Vec<Vec<u8>> {
         let mut stored = vec![];
         for server in &self.nodes.servers {
-            let keys = server.command(&["KEYS", "*:lease:sku-1"]).await;
-            let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-            for key in keys {
+            for key in keys(&server.url(), "*:lease:sku-1").await {
                 // The lease may have expired in the meantime.
                 if let redis::Value::BulkString(value) = server.command(&["GET", &key]).await {
                     stored.push(value);
@@ -193,8 +184,7 @@ impl Scene {
     /// Gives each node a different counter, so that a grant needs a second round trip.
     async fn part_counters(&self) {
         for (n, server) in self.nodes.servers.iter().enumerate() {
-            let ahead = n.to_string();
-            server.command(&["HINCRBY", COUNTER, "n", &ahead]).await;
+            server.send(&format!("HINCRBY {COUNTER} n {n}")).await;
         }
     }
 

@@ -19,10 +19,10 @@ use super::epochs::Site;
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, grant_and_release, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, grant_and_release, is_lost, is_unavailable, keeps_its_token, sku},
     nodes::{NODE_WAIT, NODES, Nodes},
     proxy::{Passage, Sender},
-    redis::{RedisServer, dump, restore},
+    redis::{RedisServer, dump, keys, restore},
 };
 
 /// Returns other resources in the partition of `sku-1`.
@@ -34,8 +34,7 @@ fn in_the_same_partition() -> impl Iterator<Item = Resource> {
 }
 
 async fn dump_counters(server: &RedisServer) -> Vec<(String, Vec<u8>)> {
-    let keys = server.command(&["KEYS", "*:counter"]).await;
-    let keys: Vec<String> = from_redis_value(keys).unwrap();
+    let keys = keys(&server.url(), "*:counter").await;
     let keys: Vec<_> = keys.iter().map(String::as_str).collect();
     dump(server, &keys).await
 }
@@ -69,8 +68,7 @@ async fn renewing_issuer_detects_restored_counters() {
     let before = join_all(nodes.servers.iter().map(dump_counters)).await;
     let held = grant(&nodes.leases(&db), &second, LONG).await;
     let renewing = nodes.leases(&db);
-    let renewed = renewing.renew(&second, &held.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, held.token);
+    keeps_its_token(&renewing, &held).await;
     for (server, counters) in nodes.servers.iter().zip(&before) {
         assert_eq!(counters.len(), 1);
         restore(server, counters).await;
@@ -92,8 +90,7 @@ async fn node_rejoins_after_a_long_absence() {
     nodes.reach_all();
     eventually("the node stores leases", async || {
         grant(&leases, &others.next().unwrap(), LONG).await;
-        let keys = nodes.servers[4].command(&["KEYS", "*:lease:*"]).await;
-        !from_redis_value::<Vec<String>>(keys).unwrap().is_empty()
+        !keys(&nodes.servers[4].url(), "*:lease:*").await.is_empty()
     })
     .await;
 }
@@ -116,8 +113,8 @@ async fn issuer_with_a_cached_grant_renews_no_late_one() {
         assert_eq!(parts[6], lost.token.to_string());
         parts[6] = (next.token.get() + 1).to_string();
         let late = parts.join(":");
-        node.command(&["SET", &site.lease(), &late, "PX", "60000"])
-            .await;
+        let set = ["SET", &site.lease(), &late, "PX", "60000"];
+        node.command(&set).await;
     }
     is_lost(leases.renew(&sku(), &lost.id, Renew::new(LONG)).await);
     assert!(leases.break_lease(&sku(), None).await.unwrap());
@@ -130,11 +127,10 @@ async fn renewal_counts_no_token_that_was_only_asked_for() {
     let held = grant(&site.issuer().await, &sku(), LONG).await;
     let asked = held.token.get() + 5 * Epoch::SIZE;
     for node in &site.nodes[1..] {
-        let value = node.command(&["GET", &site.lease()]).await;
-        let value: String = from_redis_value(value).unwrap();
+        let value = node.info(&format!("GET {}", site.lease())).await;
         let value = value.replace(&format!(":{}:", held.token), &format!(":{asked}:"));
-        node.command(&["SET", &site.lease(), &value, "KEEPTTL"])
-            .await;
+        let set = ["SET", &site.lease(), &value, "KEEPTTL"];
+        node.command(&set).await;
     }
     // This issuer reads the token from the nodes.
     let leases = site.issuer().await;
@@ -163,10 +159,7 @@ async fn with_one_fault(request: usize, by: Sender, fault: Passage) -> (Nodes, A
             }
             requests += usize::from(sender == Sender::Client);
             let is_it = sender == by && requests == request;
-            match is_it && !done[node].swap(true, Relaxed) {
-                true => fault.clone(),
-                false => Passage::Whole,
-            }
+            fault.clone().when(is_it && !done[node].swap(true, Relaxed))
         }
     })
     .await;
@@ -181,11 +174,8 @@ async fn issuer_releases_a_lease_that_another_one_has_renewed() {
     let (nodes, is_due) = with_one_fault(1, Sender::Client, Passage::CutAfter(0)).await;
     let [first, second] = [(); 2].map(|()| nodes.leases(&db));
     let held = grant(&first, &sku(), LONG).await;
-    let with_new_token = Renew::new(LONG).with_new_token();
-    second
-        .renew(&sku(), &held.id, with_new_token)
-        .await
-        .unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    second.renew(&sku(), &held.id, renewal).await.unwrap();
     is_due.store(true, Relaxed);
     first.release(&sku(), &held.id).await.unwrap();
     is_lost(second.renew(&sku(), &held.id, Renew::new(LONG)).await);

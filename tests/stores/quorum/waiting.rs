@@ -90,15 +90,10 @@ async fn ttl_shorter_than_its_safety_margin_is_refused() {
     let (one, _, _db) = Quorum::fresh().await;
     let is_invalid = |outcome: Result<_, LeaseError>| matches!(outcome, Err(LeaseError::Invalid { field, .. }) if field == "ttl_ms");
     let lease = grant(&one, &sku(), LONG).await;
-    for ttl in [
-        Duration::ZERO,
-        Duration::from_millis(1),
-        Duration::from_millis(2),
-    ] {
+    for ttl in [0, 1, 2].map(Duration::from_millis) {
         assert!(is_invalid(one.acquire(&sku(), Acquire::new(ttl)).await));
-        assert!(is_invalid(
-            one.renew(&sku(), &lease.id, Renew::new(ttl)).await
-        ));
+        let renewed = one.renew(&sku(), &lease.id, Renew::new(ttl)).await;
+        assert!(is_invalid(renewed));
     }
     renew_for(&one, &lease, LONG).await;
 }

@@ -19,11 +19,11 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{
-        LONG, grant, grant_and_release, granted, is_misconfigured, join_on, make_each_call,
-        messages_of, next_grant, renew_for, sku,
+        LONG, grant, grant_and_release, granted, granted_within, is_misconfigured, join_on, listed,
+        make_each_call, messages_of, next_grant, renew_for, sku,
     },
     proxy::{Link, Proxy},
-    redis::{RedisServer, fresh_prefix, shared_cluster_url},
+    redis::{RedisServer, fresh_prefix, keys, shared_cluster_url},
 };
 
 /// The partition of `sku-1`.
@@ -40,21 +40,6 @@ async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, 
     join_on(leases, sku, Acquire::new(LONG).wait(LONG)).await
 }
 
-/// Returns the sorted names on all pages.
-async fn listed(leases: &RedisLeases) -> Vec<String> {
-    let (mut listed, mut cursor) = (vec![], None::<String>);
-    loop {
-        let page = leases.list(7, cursor.as_deref()).await.unwrap();
-        assert!(page.leases.len() <= 7);
-        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
-        cursor = page.cursor;
-        if cursor.is_none() {
-            listed.sort_unstable();
-            return listed;
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_are_spread_over_and_listed_from_all_masters() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -68,13 +53,12 @@ async fn leases_are_spread_over_and_listed_from_all_masters() {
     }
     let mut with_leases = 0;
     for node in &cluster.nodes {
-        let keys = node.command(&["KEYS", "*:lease:*"]).await;
-        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
+        let keys = keys(&node.url(), "*:lease:*").await;
         with_leases += usize::from(!keys.is_empty());
     }
     assert_eq!(with_leases, 6, "three masters, and a replica of each");
 
-    let mut listed = listed(&leases).await;
+    let mut listed = listed(&leases, 7).await;
     listed.dedup();
     assert_eq!(listed, names);
 }
@@ -84,8 +68,7 @@ async fn every_call_survives_closed_connections() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let close = async || {
         for node in &cluster.nodes {
-            let kill = ["CLIENT", "KILL", "TYPE", "normal"];
-            node.command(&kill).await;
+            node.send("CLIENT KILL TYPE normal").await;
         }
     };
     make_each_call(&connect(&cluster, &db), close).await;
@@ -99,16 +82,14 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
     let (to, _) = cluster.shard_of("{212}").await;
     assert_ne!(from, to, "the test needs two shards");
     let (from, to) = (&cluster.nodes[from], &cluster.nodes[to]);
-    let slot = to.command(&["CLUSTER", "KEYSLOT", TAG]).await;
-    let slot: i64 = redis::from_redis_value(slot).unwrap();
-    let slot = slot.to_string();
+    let slot = to.info(&format!("CLUSTER KEYSLOT {TAG}")).await;
     let from_id = from.info("CLUSTER MYID").await;
     let to_id = to.info("CLUSTER MYID").await;
-    let importing = ["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id];
-    to.command(&importing).await;
+    to.send(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}"))
+        .await;
     for node in [to, from] {
-        let moved = ["CLUSTER", "SETSLOT", &slot, "NODE", &to_id];
-        node.command(&moved).await;
+        node.send(&format!("CLUSTER SETSLOT {slot} NODE {to_id}"))
+            .await;
     }
     eventually("all nodes agree on the slot", async || {
         for node in &cluster.nodes {
@@ -127,7 +108,7 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
     }
-    assert_eq!(listed(&leases).await, names);
+    assert_eq!(listed(&leases, 7).await, names);
 }
 
 /// A master is killed under load, and its replica, which lags, takes over.
@@ -150,12 +131,9 @@ async fn replica_of_a_killed_master_grants_higher_tokens() {
         let (master, replica) = cluster.shard_of(key).await;
         // From here on, the replica cannot authenticate to the master, so it falls behind.
         let replica = &cluster.nodes[replica];
-        replica
-            .command(&["CONFIG", "SET", "masteruser", "nobody"])
-            .await;
-        replica.command(&["CONFIG", "SET", "masterauth", "x"]).await;
-        let kill = ["CLIENT", "KILL", "TYPE", "replica"];
-        cluster.nodes[master].command(&kill).await;
+        replica.send("CONFIG SET masteruser nobody").await;
+        replica.send("CONFIG SET masterauth x").await;
+        cluster.nodes[master].send("CLIENT KILL TYPE replica").await;
         load.more(60).await;
         cluster.nodes[master].kill();
         load.more(60).await;
@@ -198,8 +176,8 @@ async fn a_silent_shard_costs_no_waiter_of_the_others() {
     assert!(other != master && other != replica);
     for (n, node) in cluster.nodes.iter().enumerate() {
         if n != master && n != replica {
-            let partial = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
-            node.command(&partial).await;
+            node.send("CONFIG SET cluster-require-full-coverage no")
+                .await;
         }
     }
     let silent = wait(&two, &sku()).await;
@@ -210,16 +188,16 @@ async fn a_silent_shard_costs_no_waiter_of_the_others() {
     cluster.nodes[replica].signal("-STOP");
     cluster.nodes[master].signal("-STOP");
     // A reload of a missing script on one server must not depend on the silent nodes.
-    cluster.nodes[other].command(&["SCRIPT", "FLUSH"]).await;
+    cluster.nodes[other].send("SCRIPT FLUSH").await;
     while !waiting.is_empty() {
         tokio::time::sleep(Duration::from_millis(500)).await;
+        let has_ended = async || {
+            let held = one.inspect(&healthy).await;
+            held.is_ok_and(|held| held.is_none_or(|held| held.token != last.token))
+        };
         eventually!(
             "the lease is released",
-            one.release(&healthy, &last.id).await.is_ok()
-                || one
-                    .inspect(&healthy)
-                    .await
-                    .is_ok_and(|held| held.is_none_or(|held| held.token != last.token))
+            one.release(&healthy, &last.id).await.is_ok() || has_ended().await
         );
         let next = futures_util::future::select_all(waiting);
         let (next, _, rest) = timeout(Duration::from_secs(20), next).await.unwrap();
@@ -249,9 +227,7 @@ async fn waiters_outlive_their_master() {
         if killed {
             cluster.nodes[master].kill();
         } else {
-            cluster.nodes[replica]
-                .command(&["CLUSTER", "FAILOVER"])
-                .await;
+            cluster.nodes[replica].send("CLUSTER FAILOVER").await;
         }
         eventually("the replica takes over", async || {
             let info = cluster.nodes[replica].info("INFO replication").await;
@@ -263,9 +239,8 @@ async fn waiters_outlive_their_master() {
             "the other master answers",
             one.release(&elsewhere, &other_first.id).await.is_ok()
         );
-        let other = timeout(Duration::from_secs(8), other_waiting).await;
-        let other = other.expect("a waiter elsewhere hangs").unwrap();
-        assert!(other.unwrap().token > other_first.token);
+        let other = granted_within(8, other_waiting).await;
+        assert!(other.token > other_first.token);
 
         // The grant may have been lost with the master, but the queue was not.
         eventually!(
@@ -297,8 +272,7 @@ async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let (master, replica) = cluster.shard_of(TAG).await;
     let (other_master, _) = cluster.shard_of("{212}").await;
     assert_ne!(master, other_master, "the test needs two shards");
-    let over = ["CLUSTER", "FAILOVER"];
-    cluster.nodes[replica].command(&over).await;
+    cluster.nodes[replica].send("CLUSTER FAILOVER").await;
     eventually("the replica takes over", async || {
         let old = cluster.nodes[master].info("INFO replication").await;
         old.contains("role:slave")
@@ -309,12 +283,10 @@ async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let waiting = wait(&two, &sku()).await;
     let behind = wait(&connect(&cluster, &db), &sku()).await;
     one.release(&sku(), &first.id).await.unwrap();
-    let served = timeout(Duration::from_secs(6), waiting).await;
-    let second = served.expect("the waiter was not served").unwrap().unwrap();
+    let second = granted_within(6, waiting).await;
     assert!(second.token > first.token);
     two.release(&sku(), &second.id).await.unwrap();
-    let third = behind.await.unwrap().unwrap();
-    assert!(third.token > second.token);
+    assert!(granted(behind).await.token > second.token);
     assert!(!other_waiting.is_finished());
     other_waiting.abort();
 }
@@ -361,9 +333,9 @@ async fn new_master_is_found_over_a_slow_network() {
     let (mut proxies, mut urls) = (vec![], vec![]);
     for node in &cluster.nodes {
         let proxy = Proxy::to(node.addr()).await;
-        let port = proxy.addr.port().to_string();
-        let announce = ["CONFIG", "SET", "cluster-announce-port", &port];
-        node.command(&announce).await;
+        let port = proxy.addr.port();
+        node.send(&format!("CONFIG SET cluster-announce-port {port}"))
+            .await;
         urls.push(proxy.url(&node.url()));
         proxies.push(proxy);
     }
@@ -410,10 +382,9 @@ async fn documented_rights_suffice() {
     let (_, page) = page.split_once("ACL SETUSER locks ").unwrap();
     let (rights, _) = page.split_once("```").unwrap();
     let set_user = async |rights: &str| {
+        let rights = Vec::from_iter(rights.split_whitespace()).join(" ");
         for node in &cluster.nodes {
-            let set_user = ["ACL", "SETUSER", "locks"].into_iter();
-            let set_user: Vec<_> = set_user.chain(rights.split_whitespace()).collect();
-            node.command(&set_user).await;
+            node.send(&format!("ACL SETUSER locks {rights}")).await;
         }
     };
     set_user(rights).await;
@@ -425,13 +396,15 @@ async fn documented_rights_suffice() {
     let builder = RedisLeases::builder(db.fence());
     let leases = builder.with_cluster(&urls, |client| client).unwrap();
     let refused = leases.inspect(&sku()).await.unwrap_err();
-    let texts = messages_of(&refused);
-    assert_contains!(texts, "SPUBLISH and SSUBSCRIBE on `tower-fence:*`");
+    assert_contains!(
+        messages_of(&refused),
+        "SPUBLISH and SSUBSCRIBE on `tower-fence:*`"
+    );
 
     set_user(of_cluster).await;
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, &sku()).await;
-    assert_eq!(listed(&leases).await, ["sku-1"]);
+    assert_eq!(listed(&leases, 7).await, ["sku-1"]);
     leases.release(&sku(), &first.id).await.unwrap();
     let second = granted(waiting).await;
     renew_for(&leases, &second, LONG).await;
@@ -464,10 +437,8 @@ async fn database_of_a_cluster_is_refused_in_a_url_and_overridden_in_settings() 
     let builder = || RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let refused = builder().with_cluster(&urls, |client| client).unwrap_err();
     assert_matches!(refused, LeaseError::Misconfigured(_));
-    assert_contains!(
-        messages_of(&refused),
-        "must not name a database other than 0"
-    );
+    let reason = "must not name a database other than 0";
+    assert_contains!(messages_of(&refused), reason);
     let leases = builder().with_cluster(&urls[..1], |client| client.database_id(3));
     grant(&leases.unwrap(), &sku(), LONG).await;
 }

@@ -70,15 +70,18 @@ async fn an_error_names_the_address_and_never_the_password() {
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
     // The error does not repeat an invalid Redis URL either.
+    let address = "alice:open-sesame@127.0.0.1";
     for url in [
-        "http://alice:open-sesame@127.0.0.1",
-        "redis://alice:open-sesame@127.0.0.1:port",
+        format!("http://{address}"),
+        format!("redis://{address}:port"),
     ] {
         for refused in [
-            builder().connect_lazy(url).unwrap_err(),
-            builder().with_cluster(&[url], |client| client).unwrap_err(),
+            builder().connect_lazy(&url).unwrap_err(),
+            builder()
+                .with_cluster(&[&url], |client| client)
+                .unwrap_err(),
         ] {
-            assert!(matches!(refused, LeaseError::Misconfigured(_)));
+            assert_matches!(refused, LeaseError::Misconfigured(_));
             let texts = messages_of(&refused);
             assert!(!texts.contains("open-sesame"), "{texts}");
         }
@@ -106,7 +109,7 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
     // Invalid settings are reported immediately. A brace in the prefix would break the hash tag.
     // The keys of the prefix `a` would include those of `a:b`. Two issuers whose prefixes look the
     // same would grant the same resource twice.
-    for prefix in [
+    let invalid = [
         "",
         "a{b}c",
         "{",
@@ -116,7 +119,8 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
         "a*",
         "a\u{200b}",
         "é",
-    ] {
+    ];
+    for prefix in invalid {
         let refused = builder().key_prefix(prefix).connect_lazy(url);
         assert_matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix");
     }
@@ -169,9 +173,7 @@ async fn unknown_command_or_database_is_a_misconfiguration() {
 /// Creates a user with these rights, and returns its URL.
 async fn user(redis: &RedisServer, name: &str, rights: &str) -> String {
     let set_user = format!("ACL SETUSER {name} on >open-sesame ~* &* {rights}");
-    redis
-        .command(&set_user.split(' ').collect::<Vec<_>>())
-        .await;
+    redis.send(&set_user).await;
     let login = format!("redis://{name}:open-sesame@");
     redis.url().replace("redis://", &login)
 }
@@ -193,13 +195,10 @@ async fn missing_channel_rights_are_reported_at_the_first_contact() {
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
     // The user may publish, but not subscribe.
-    let half = ["ACL", "SETUSER", "mute", "allchannels", "-subscribe"];
-    redis.command(&half).await;
+    redis.send("ACL SETUSER mute allchannels -subscribe").await;
     RedisLeases::connect(&url, db.fence()).await.unwrap_err();
-    let whole = ["ACL", "SETUSER", "mute", "+subscribe", "resetchannels"];
-    redis
-        .command(&[&whole[..], &["&tower-fence:*"]].concat())
-        .await;
+    let whole = "ACL SETUSER mute +subscribe resetchannels &tower-fence:*";
+    redis.send(whole).await;
     RedisLeases::connect(&url, db.fence()).await.unwrap();
     // Once the user has the rights, the same store continues.
     leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
@@ -212,8 +211,7 @@ async fn refused_subscription_is_logged() {
     let url = user(&redis, "locks", "+@all").await;
     let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
-    let rights = ["ACL", "SETUSER", "locks", "-subscribe"];
-    redis.command(&rights).await;
+    redis.send("ACL SETUSER locks -subscribe").await;
     let waiting = spawn_acquire(&leases, &sku(), Acquire::new(LONG).wait(LONG));
     eventually!("the refusal is logged", log.text().contains("subscribe"));
     assert_contains!(log.text(), "cannot receive notifications");
@@ -224,11 +222,11 @@ async fn refused_subscription_is_logged() {
 #[tokio::test]
 async fn client_with_a_password_is_used() {
     let (redis, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let password = ["CONFIG", "SET", "requirepass", "s3cret"];
-    redis.command(&password).await;
+    redis.send("CONFIG SET requirepass s3cret").await;
     let client = Client::open(format!("redis://:s3cret@{}", redis.addr())).unwrap();
-    let leases = RedisLeases::builder(db.fence()).with_client(client);
-    let leases = leases.unwrap();
+    let leases = RedisLeases::builder(db.fence())
+        .with_client(client)
+        .unwrap();
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     leases.release(&sku(), &first.id).await.unwrap();

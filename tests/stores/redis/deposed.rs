@@ -1,15 +1,13 @@
 //! A master that was replaced, and still answers on its open connections.
 
-use std::time::Duration;
-
 use sqlx::Sqlite;
-use tokio::{sync::Mutex, time::timeout};
+use tokio::sync::Mutex;
 use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases, Renew};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, sku, wait},
+    lease::{LONG, grant, granted_within, sku, wait},
     proxy::Proxy,
     redis::RedisServer,
 };
@@ -29,8 +27,8 @@ async fn connection_to_a_replaced_master_is_not_reused() {
     let (leases, proxy) = client_of(&old, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
 
-    let port = new.addr().port().to_string();
-    old.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+    let follow = format!("REPLICAOF 127.0.0.1 {}", new.addr().port());
+    old.send(&follow).await;
     proxy.switch_new_to(new.addr());
     // Until the old master has the data of the new one, it can answer that the lease is held,
     // because this answer needs no write.
@@ -59,7 +57,7 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let first = grant(&leases, &sku(), LONG).await;
     let move_to = async |from: &RedisServer, to: &RedisServer| {
         proxy.switch_new_to(to.addr());
-        from.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+        from.send("CLIENT KILL TYPE normal").await;
     };
 
     move_to(&old, &new).await;
@@ -76,10 +74,7 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
     move_to(&new, &old).await;
     eventually!(
         "the old master receives the request",
-        leases
-            .inspect(&sku())
-            .await
-            .is_ok_and(|held| held.is_none())
+        matches!(leases.inspect(&sku()).await, Ok(None))
     );
     proxy.switch_new_to(new.addr());
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
@@ -96,11 +91,10 @@ async fn waiter_at_a_replaced_master_is_served_after_discovery() {
     let waiting = wait(&leases, LONG).await;
 
     proxy.switch_new_to(new.addr());
-    old.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    old.send("CLIENT KILL TYPE normal").await;
     eventually!(
         "the new master answers",
         leases.inspect(&sku()).await.is_ok()
     );
-    let served = timeout(Duration::from_secs(6), waiting).await;
-    served.expect("the waiter was not served").unwrap().unwrap();
+    granted_within(6, waiting).await;
 }

@@ -9,18 +9,18 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, select_all};
 use sqlx::{Postgres, Sqlite};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases};
 
 use crate::support::{
     PATIENCE,
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, granted, join, sku, wait, waiters},
+    lease::{LONG, grant, granted, granted_within, join, sku, wait, waiters},
     process::{Inventory, frozen_process_delays_the_next_waiter},
-    proxy::{Passage, Proxy, Sender},
+    proxy::{Passage, Proxy, Sender, contains},
     redis::{RedisServer, connect, with_leases},
 };
 
@@ -44,19 +44,11 @@ async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
     .join()
     .unwrap();
     let survivor = wait(&leases, LONG).await;
-    assert_eq!(
-        waiters(&leases).await,
-        51,
-        "the waiters of ended processes must be in the queue"
-    );
-    let released_at = Instant::now();
+    // The waiters of the ended process are in the queue.
+    assert_eq!(waiters(&leases).await, 51);
     leases.release(&sku(), &first.id).await.unwrap();
     // The turns of all ended waiters would take longer.
     granted(survivor).await;
-    println!(
-        "the grant behind 50 ended waiters took {:?}",
-        released_at.elapsed()
-    );
 }
 
 #[tokio::test]
@@ -78,7 +70,6 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
         let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
         let before = grant(&one, &sku(), LONG).await;
         let limit = Duration::from_secs(4);
-        let started_at = Instant::now();
         let mut line = vec![];
         for n in 0..40 {
             line.push(join([&one, &two][n % 2], Acquire::new(LONG).wait(limit)).await);
@@ -88,7 +79,6 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
         server.start_again().await;
         let outcomes = timeout(limit + PATIENCE, join_all(line)).await;
         let outcomes = outcomes.expect("a waiter hangs");
-        println!("after {:?}", started_at.elapsed());
         let mut tokens = vec![before.token];
         for outcome in outcomes {
             match outcome.unwrap() {
@@ -101,45 +91,28 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
             }
         }
         tokens.sort_unstable();
-        assert!(
-            tokens.is_sorted_by(|a, b| a < b),
-            "a token was repeated: {tokens:?}"
-        );
+        assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
         // The queue works again.
         eventually!("the store answers again", one.inspect(&sku()).await.is_ok());
         server.command(&["FLUSHALL"]).await;
         let first = grant(&two, &sku(), LONG).await;
         let waiting = wait(&one, LONG).await;
         two.release(&sku(), &first.id).await.unwrap();
-        timeout(Duration::from_secs(5), waiting)
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
+        granted_within(5, waiting).await;
     }
 }
 
 #[tokio::test]
 async fn flushed_queue_forms_again() {
     let (server, _db, leases) = with_leases().await;
-    let first = leases
-        .acquire(&sku(), Acquire::new(Duration::from_secs(1)))
-        .await
-        .unwrap();
+    let first = grant(&leases, &sku(), Duration::from_secs(1)).await;
     let (one, two) = (wait(&leases, LONG).await, wait(&leases, LONG).await);
     server.command(&["FLUSHALL"]).await;
     // The loss is detected when the lease would have expired.
-    let (one, two) = (timeout(LONG, one), timeout(LONG, two));
-    let served = async {
-        tokio::select! {
-            served = one => served,
-            served = two => served,
-        }
-    };
-    let served = timeout(Duration::from_secs(10), served)
+    let (served, ..) = timeout(Duration::from_secs(10), select_all([one, two]))
         .await
         .expect("neither waiter was served");
-    assert!(served.unwrap().unwrap().unwrap().token > first.token);
+    assert!(served.unwrap().unwrap().token > first.token);
 }
 
 #[tokio::test]
@@ -154,19 +127,13 @@ async fn queue_lost_during_a_wait_forms_again() {
     let other = wait(&one, LONG).await;
     eventually!("the waiter is in the queue again", waiters(&one).await == 2);
     one.release(&sku(), &stranger.id).await.unwrap();
-    let other = timeout(Duration::from_secs(5), other).await.unwrap();
-    one.release(&sku(), &other.unwrap().unwrap().id)
-        .await
-        .unwrap();
-    let forgotten = timeout(Duration::from_secs(5), forgotten).await;
-    forgotten
-        .expect("the waiter was never served")
-        .unwrap()
-        .unwrap();
+    let other = granted_within(5, other).await;
+    one.release(&sku(), &other.id).await.unwrap();
+    granted_within(5, forgotten).await;
 }
 
-/// A timeout that is shorter than the polling interval of ten seconds.
-const HEARD_AGAIN: Duration = Duration::from_secs(8);
+/// A timeout in seconds that is shorter than the polling interval of ten seconds.
+const HEARD_AGAIN: u64 = 8;
 
 /// A connection that fails silently: it stays open, and delivers nothing.
 #[tokio::test]
@@ -180,8 +147,7 @@ async fn silent_subscription_is_detected() {
         let was_silent = is_silent.load(Relaxed);
         let mut subscribed = false;
         move |sender, message: &[u8]| {
-            subscribed |=
-                sender == Sender::Client && message.windows(9).any(|word| word == b"SUBSCRIBE");
+            subscribed |= sender == Sender::Client && contains(message, "SUBSCRIBE");
             let hears_nothing = is_silent.load(Relaxed) && subscribed && !was_silent;
             Passage::Dropped.when(sender == Sender::Server && hears_nothing)
         }
@@ -195,16 +161,10 @@ async fn silent_subscription_is_detected() {
     is_silent.store(true, Relaxed);
     leases.release(&sku(), &first.id).await.unwrap();
     // The waiters return in any order.
-    let (lease, _, rest) = timeout(HEARD_AGAIN, futures_util::future::select_all(line))
+    let (lease, _, mut rest) = timeout(Duration::from_secs(HEARD_AGAIN), select_all(line))
         .await
         .expect("no waiter received a notification");
-    leases
-        .release(&sku(), &lease.unwrap().unwrap().id)
-        .await
-        .unwrap();
-    let rest = timeout(HEARD_AGAIN, join_all(rest)).await;
-    rest.expect("a waiter received no notification")
-        .remove(0)
-        .unwrap()
-        .unwrap();
+    let lease = lease.unwrap().unwrap();
+    leases.release(&sku(), &lease.id).await.unwrap();
+    granted_within(HEARD_AGAIN, rest.remove(0)).await;
 }
