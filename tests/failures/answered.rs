@@ -85,10 +85,8 @@ pub struct Outcome {
 impl Outcome {
     #[track_caller]
     pub fn has_lost_enough(&self) -> &Self {
-        assert!(
-            self.lost > 50,
-            "too few writes were lost to prove anything: {self:?}"
-        );
+        // Fewer lost writes would prove nothing.
+        assert!(self.lost > 50, "{self:?}");
         self
     }
 
@@ -105,11 +103,8 @@ async fn write(
     mut tx: PgFencedTx,
     Path((sku, entry)): Path<(String, i64)>,
 ) -> Result<(), DatabaseError> {
-    sqlx::query("INSERT INTO written VALUES ($1, $2)")
-        .bind(sku)
-        .bind(entry)
-        .execute(&mut *tx)
-        .await?;
+    let insert = sqlx::query("INSERT INTO written VALUES ($1, $2)");
+    insert.bind(sku).bind(entry).execute(&mut *tx).await?;
     Ok(())
 }
 
@@ -188,8 +183,8 @@ impl Holders {
     /// request.
     fn record(&self, resource: usize, before: i64, token: Token) {
         let token = token.get();
-        self.repeated
-            .fetch_add(usize::from(token <= before), Relaxed);
+        let is_repeated = usize::from(token <= before);
+        self.repeated.fetch_add(is_repeated, Relaxed);
         let mut highest = self.granted[resource].lock().unwrap();
         *highest = token.max(*highest);
     }
@@ -200,10 +195,8 @@ impl Holders {
         loop {
             match self.try_write(resource, token, entry).await {
                 200 => {
-                    let resource = resource.clone();
-                    let mut acknowledged = self.acknowledged.lock().unwrap();
-                    return acknowledged.push(Write {
-                        resource,
+                    return self.acknowledged.lock().unwrap().push(Write {
+                        resource: resource.clone(),
                         token,
                         entry,
                     });

@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::future::{join, join_all};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
-use tower_fence::{AdmitError, Fence, FenceBuilder, Resource, TokenUse};
+use tower_fence::{AdmitError, Fence, FenceBuilder, PgFencedTx, Resource, TokenUse};
 
 use crate::support::{
     PATIENCE, SOON,
@@ -27,10 +27,28 @@ fn resource(n: usize) -> Resource {
     Resource::new(format!("r-{n}")).unwrap()
 }
 
+async fn begin(fence: &Fence<Postgres>, resource: &Resource, value: i64) -> PgFencedTx {
+    let tx = fence.begin(resource, token(value), TokenUse::SingleUse);
+    tx.await.unwrap()
+}
+
 /// Writes in a transaction.
 async fn write(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
-    let tx = fence.begin(resource, token(value), TokenUse::SingleUse);
-    tx.await.unwrap().commit().await.unwrap();
+    begin(fence, resource, value).await.commit().await.unwrap();
+}
+
+/// Writes in a transaction that the fence begins, or in one statement.
+async fn write_either_way(fence: &Fence<Postgres>, resource: &Resource, value: i64, at_once: bool) {
+    match at_once {
+        true => write_at_once(fence, resource, value).await,
+        false => write(fence, resource, value).await,
+    }
+}
+
+/// The time of a transaction in microseconds.
+async fn time_of(tx: &mut PgFencedTx) -> i64 {
+    let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+    Postgres::number(tx, time).await.unwrap()
 }
 
 async fn all_are_in_the_pool(pool: &PgPool) {
@@ -40,10 +58,11 @@ async fn all_are_in_the_pool(pool: &PgPool) {
     );
 }
 
-async fn end_all_connections(db: &Fresh<Postgres>) {
+/// Ends all other connections to the database, and returns their number.
+async fn end_others(db: &Fresh<Postgres>) -> i64 {
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
         WHERE datname = current_database() AND pid <> pg_backend_pid()";
-    assert!(db.number(end).await >= i64::from(POOL) - 1);
+    db.number(end).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,17 +79,23 @@ async fn broken_pooled_connections_cost_no_write() {
         let held: Vec<_> = join_all((0..POOL).map(|_| db.pool.acquire())).await;
         drop(held);
         all_are_in_the_pool(&db.pool).await;
-        end_all_connections(&db).await;
+        assert!(end_others(&db).await >= i64::from(POOL) - 1);
         all_are_in_the_pool(&db.pool).await;
         for n in 0..2 * POOL as usize {
             let value = round * 100 + n as i64;
-            if at_once {
-                write_at_once(fence, &resource(n), value).await;
-            } else {
-                write(fence, &resource(n), value).await;
-            }
+            write_either_way(fence, &resource(n), value, at_once).await;
         }
     }
+}
+
+/// Returns a pool of one connection, which it does not test.
+async fn one_connection(url: &str) -> PgPool {
+    let options = PgPoolOptions::new().max_connections(1);
+    options
+        .test_before_acquire(false)
+        .connect(url)
+        .await
+        .unwrap()
 }
 
 /// The request that finds the broken connection frees its pool slot before it requests another
@@ -78,21 +103,13 @@ async fn broken_pooled_connections_cost_no_write() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .test_before_acquire(false);
-    let pool = pool.connect(&db.url).await.unwrap();
+    let pool = one_connection(&db.url).await;
     let fence = Fence::new(pool.clone());
     write_at_once(&fence, &resource(0), 1).await;
-    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-        WHERE datname = current_database() AND pid <> pg_backend_pid()";
     for (value, at_once) in [(2, true), (3, false)] {
         all_are_in_the_pool(&pool).await;
-        assert_eq!(db.number(end).await, 1);
-        match at_once {
-            true => write_at_once(&fence, &resource(0), value).await,
-            false => write(&fence, &resource(0), value).await,
-        }
+        assert_eq!(end_others(&db).await, 1);
+        write_either_way(&fence, &resource(0), value, at_once).await;
     }
 }
 
@@ -109,10 +126,7 @@ async fn silent_connection_frees_its_pool_slot() {
         move |_: Sender, _: &[u8]| Passage::Dropped.when(is_first && silent.load(SeqCst))
     })
     .await;
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .test_before_acquire(false);
-    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let pool = one_connection(&proxy.url(&db.url)).await;
     let fence = Fence::new(pool.clone());
     for value in [1, 2] {
         write_at_once(&fence, &resource(0), value).await;
@@ -162,18 +176,9 @@ async fn idle_connections_return_unchanged_to_the_pool() {
     }
     for conn in &mut connections {
         assert_eq!(Postgres::number(conn, open).await.unwrap(), 0);
-        for limit in [
-            "lock_timeout",
-            "statement_timeout",
-            "idle_in_transaction_session_timeout",
-        ] {
-            let setting = format!("SELECT setting::bigint FROM pg_settings WHERE name = '{limit}'");
-            assert_eq!(
-                Postgres::number(conn, &setting).await.unwrap(),
-                0,
-                "{limit}"
-            );
-        }
+        let limits = "SELECT count(*) FROM pg_settings WHERE setting <> '0' AND name IN \
+            ('lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout')";
+        assert_eq!(Postgres::number(conn, limits).await.unwrap(), 0);
     }
 }
 
@@ -228,9 +233,8 @@ async fn other_users_of_the_pool_are_not_starved() {
     let others = async {
         for _ in 0..50 {
             let limit = Duration::from_secs(10);
-            let read = tokio::time::timeout(limit, db.number("SELECT 1::bigint"));
-            read.await
-                .expect("a read of the application gets no connection");
+            let read = tokio::time::timeout(limit, db.number("SELECT 1::bigint")).await;
+            read.expect("a read of the application gets no connection");
         }
         stop.store(true, SeqCst);
     };
@@ -246,30 +250,27 @@ async fn transaction_times_of_a_resource_never_decrease() {
     let db = Postgres::fresh(2).await;
     let fence = db.reusing_fence();
     let begin = async |n, value| {
-        let resource = resource(n);
-        let tx = fence.begin(&resource, token(value), TokenUse::Reusable);
-        tx.await.unwrap()
+        let (resource, token) = (resource(n), token(value));
+        let tx = fence.begin(&resource, token, TokenUse::Reusable).await;
+        tx.unwrap()
     };
-    let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
     for _ in 0..300 {
         let mut older = begin(0, 7).await;
         let other = begin(1, 7).await;
         // From here on, this connection is in its next transaction.
         other.commit().await.unwrap();
-        let first = Postgres::number(&mut older, time).await.unwrap();
+        let first = time_of(&mut older).await;
         older.commit().await.unwrap();
         let mut younger = begin(0, 7).await;
-        let second = Postgres::number(&mut younger, time).await.unwrap();
+        let second = time_of(&mut younger).await;
         younger.commit().await.unwrap();
         let in_the_way = begin(1, 7).await;
         let mut last = begin(0, 7).await;
-        let third = Postgres::number(&mut last, time).await.unwrap();
+        let third = time_of(&mut last).await;
         last.commit().await.unwrap();
         in_the_way.commit().await.unwrap();
-        assert!(
-            first <= second && second <= third,
-            "{first}, {second}, {third}"
-        );
+        let times = [first, second, third];
+        assert!(times.is_sorted(), "{times:?}");
     }
 }
 
@@ -283,7 +284,6 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
         own_pool(&db.url).await,
         own_pool(&db.url).await,
     ];
-    let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
     for n in 0..3 {
         write(&one, &resource(n), 1).await;
     }
@@ -292,14 +292,12 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
         write(&three, &resource(2), value).await;
         write(&one, &resource(1), value).await;
         let hot = resource(0);
-        let tx = two.begin(&hot, token(10 * value), TokenUse::SingleUse);
-        let mut tx = tx.await.unwrap();
-        let first = Postgres::number(&mut tx, time).await.unwrap();
+        let mut tx = begin(&two, &hot, 10 * value).await;
+        let first = time_of(&mut tx).await;
         tx.commit().await.unwrap();
         three.raise(&hot, token(10 * value + 5)).await.unwrap();
-        let tx = one.begin(&hot, token(10 * value + 6), TokenUse::SingleUse);
-        let mut tx = tx.await.unwrap();
-        let second = Postgres::number(&mut tx, time).await.unwrap();
+        let mut tx = begin(&one, &hot, 10 * value + 6).await;
+        let second = time_of(&mut tx).await;
         tx.commit().await.unwrap();
         assert!(first <= second, "{first}, {second}");
         // Transactions that were begun early are abandoned.
@@ -328,16 +326,11 @@ async fn transaction_time_is_close_to_its_request_despite_latency() {
     write(&fence, &resource, 1).await;
     for value in 2..20 {
         let asked_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let tx = fence.begin(&resource, token(value), TokenUse::SingleUse);
-        let mut tx = tx.await.unwrap();
-        let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
-        let now_us = Postgres::number(&mut tx, time).await.unwrap();
+        let mut tx = begin(&fence, &resource, value).await;
+        let now_us = time_of(&mut tx).await;
         tx.commit().await.unwrap();
         let age_us = asked_us.as_micros() as i64 - now_us;
-        assert!(
-            age_us <= 5_000,
-            "the transaction began {age_us} µs before its request"
-        );
+        assert!(age_us <= 5_000, "it began {age_us} µs before its request");
     }
 }
 
@@ -350,8 +343,7 @@ async fn waiter_takes_over_the_connection_of_its_predecessor() {
         write(&fence, &resource(n), 1).await;
     }
     let first = resource(0);
-    let tx = fence.begin(&first, token(2), TokenUse::SingleUse);
-    let tx = tx.await.unwrap();
+    let tx = begin(&fence, &first, 2).await;
     let before = released.load(SeqCst);
     let done = Arc::new(std::sync::Mutex::new(vec![]));
     let writers = (1..40).map(|n| {
@@ -379,11 +371,8 @@ async fn waiter_takes_over_the_connection_of_its_predecessor() {
     let for_others = began.elapsed().as_millis() / 10;
     let in_turn: Vec<_> = (1..40).filter(|n| n % 3 != 0).collect();
     assert_eq!(*done.lock().unwrap(), in_turn);
-    let by_way_of_the_pool = released.load(SeqCst) - before;
-    assert!(
-        (by_way_of_the_pool as u128) < 20 + for_others,
-        "{by_way_of_the_pool}"
-    );
+    let through_pool = (released.load(SeqCst) - before) as u128;
+    assert!(through_pool < 20 + for_others, "{through_pool}");
     all_are_in_the_pool(&pool).await;
 }
 
@@ -400,8 +389,7 @@ async fn waiter_for_a_connection_sees_the_closed_pool() {
 
 async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     let (first, others) = (resource(0), [resource(1), resource(2), resource(3)]);
-    let tx = fence.begin(&first, token(1), TokenUse::SingleUse);
-    let tx = tx.await.unwrap();
+    let tx = begin(&fence, &first, 1).await;
     let waiting = join_all(others.iter().map(|other| {
         let waiting = fence.begin(other, token(1), TokenUse::SingleUse);
         async { waiting.await.unwrap_err() }
@@ -417,10 +405,8 @@ async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     for error in join(waiting, closing).await.0 {
         assert_matches!(error, AdmitError::Unavailable(_));
     }
-    assert!(
-        asked_at.elapsed() < SOON,
-        "the request waits until its own timeout"
-    );
+    // No request waits until its own timeout.
+    assert!(asked_at.elapsed() < SOON);
 }
 
 /// The server ends sessions that are idle in a transaction for longer than the hold timeout.
@@ -433,8 +419,7 @@ async fn a_short_hold_limit_costs_no_connection() {
     let mut server_processes = HashSet::new();
     for value in 1..=3 {
         let first = resource(0);
-        let tx = fence.begin(&first, token(value), TokenUse::SingleUse);
-        let mut tx = tx.await.unwrap();
+        let mut tx = begin(&fence, &first, value).await;
         let server_process = "SELECT CAST(pg_backend_pid() AS bigint)";
         server_processes.insert(Postgres::number(&mut tx, server_process).await.unwrap());
         tx.commit().await.unwrap();

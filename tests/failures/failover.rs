@@ -1,7 +1,7 @@
 //! A Postgres server that is killed under load, and a standby that takes over. Acknowledged writes
 //! and granted leases persist, or are lost together.
 
-use sqlx::{Postgres, postgres::PgPoolOptions};
+use sqlx::{PgPool, Postgres};
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
@@ -10,7 +10,7 @@ use tower_fence::{
 
 use super::answered::{Holders, Outcome, entries, fence, outcome, server};
 use crate::support::{
-    lease::{LONG, grant},
+    lease::{LONG, grant, keeps_its_token, renew_for},
     postgres::PostgresServer,
     proxy::{Link, Proxy},
     standby::{Replication, Standby, execute, number},
@@ -66,10 +66,8 @@ async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     .await
     .unwrap();
     for write in &*holders.acknowledged.lock().unwrap() {
-        let row = tokens
-            .iter()
-            .find(|(name, ..)| name == write.resource.as_str());
-        let &(_, max_token, lease) = row.unwrap();
+        let is_its = |row: &&(String, i64, i64)| row.0 == write.resource.as_str();
+        let &(_, max_token, lease) = tokens.iter().find(is_its).unwrap();
         let is_there = entries.contains_key(&write.entry);
         assert_eq!(is_there, max_token >= write.token, "{}", write.token);
         assert!(lease >= write.token || !is_there, "{}", write.token);
@@ -82,12 +80,8 @@ async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &L
     let leases = PostgresLeases::new(fence.clone());
     let other = leases.acquire(resource, Acquire::new(LONG)).await;
     assert_matches!(other, Err(LeaseError::Held { .. }));
-    let renewed = leases.renew(resource, &lease.id, Renew::new(LONG)).await;
-    assert_eq!(renewed.unwrap().token, lease.token);
-    let tx = fence
-        .begin(resource, lease.token, TokenUse::SingleUse)
-        .await;
-    tx.unwrap().commit().await.unwrap();
+    keeps_its_token(&leases, lease).await;
+    write(promoted, resource, lease.token).await.unwrap();
 }
 
 /// Checks that the lease has ended. Its holder may have read data that is out of date, so the fence
@@ -95,13 +89,8 @@ async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &L
 async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     is_lost(&fence, resource, lease).await;
-    let tx = fence
-        .begin(resource, lease.token, TokenUse::SingleUse)
-        .await;
-    assert!(
-        matches!(tx, Err(AdmitError::Stale(_))),
-        "the stale token was admitted"
-    );
+    let refused = write(promoted, resource, lease.token).await;
+    assert_matches!(refused, Err(AdmitError::Stale(_)));
     let leases = PostgresLeases::new(fence);
     assert!(grant(&leases, resource, LONG).await.token > lease.token);
 }
@@ -183,14 +172,14 @@ async fn standby_does_not_report_a_lease_as_lost() {
     let standby = Standby::of(&primary, Replication::Asynchronous).await;
     standby.hold_back();
     let lease = grant(&leases, &held, LONG).await;
-    let pool = PgPoolOptions::new().connect_lazy(&standby.server.url("postgres"));
-    let on_standby = PostgresLeases::new(Fence::new(pool.unwrap()));
+    let on_standby = PostgresLeases::new(lazy_fence(&standby.server));
     let renew = on_standby.renew(&held, &lease.id, Renew::new(LONG)).await;
     assert_matches!(renew, Err(LeaseError::Unavailable(_)));
-    leases
-        .renew(&held, &lease.id, Renew::new(LONG))
-        .await
-        .unwrap();
+    renew_for(&leases, &lease, LONG).await;
+}
+
+fn lazy_fence(server: &PostgresServer) -> Fence<Postgres> {
+    Fence::new(PgPool::connect_lazy(&server.url("postgres")).unwrap())
 }
 
 /// Without failover detection, the timeline that the fence records does not distinguish a standby.
@@ -206,8 +195,7 @@ async fn standby_confirms_no_renewal_even_without_failover_detection() {
     let grant = on_primary.announce(&held, token, &lease, false);
     grant.await.unwrap();
     let standby = Standby::of(&primary, Replication::Asynchronous).await;
-    let pool = PgPoolOptions::new().connect_lazy(&standby.server.url("postgres"));
-    let on_standby = Fence::new(pool.unwrap());
+    let on_standby = lazy_fence(&standby.server);
     let renewal = on_standby.announce(&held, token, &lease, true).await;
     assert_matches!(renewal, Err(AnnounceError::Unreachable(_)));
     let renewal = on_primary.announce(&held, token, &lease, true);
@@ -225,10 +213,8 @@ async fn write(
     resource: &Resource,
     token: Token,
 ) -> Result<(), AdmitError> {
-    let tx = fence(server)
-        .await
-        .begin(resource, token, TokenUse::SingleUse)
-        .await?;
+    let fence = fence(server).await;
+    let tx = fence.begin(resource, token, TokenUse::SingleUse).await?;
     tx.commit().await.unwrap();
     Ok(())
 }

@@ -5,13 +5,16 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, routing::post};
-use futures_util::future::join_all;
+use axum::{
+    Router,
+    routing::{MethodRouter, post},
+};
+use futures_util::future::{join, join_all};
 use reqwest::Client;
 use serde_json::json;
-use sqlx::{Connection, PgConnection, Postgres};
+use sqlx::{Connection, Executor, PgConnection, Postgres};
 use tokio::{sync::watch, time::sleep};
-use tower_fence::{FenceLayer, PathParam, PgFencedTx, layer::DatabaseError};
+use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx, layer::DatabaseError};
 
 use crate::support::{
     database::{TestDatabase, pool_of},
@@ -21,6 +24,12 @@ use crate::support::{
     proxy::{Link, Proxy},
 };
 
+/// Starts a service with a fenced route `/{r}`.
+async fn serve(fence: Fence<Postgres>, route: MethodRouter) -> Server {
+    let layer = FenceLayer::new(fence, PathParam("r"));
+    Server::start(Router::new().route("/{r}", route).route_layer(layer)).await
+}
+
 /// The process freezes in its handler while it holds the row lock. The server ends the transaction,
 /// the successor is admitted, and the resumed process does not report a success.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,8 +38,8 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     let variables = [("DATABASE_URL", db.url.as_str())];
     let frozen = Inventory::start(&variables).await;
     let other = Inventory::start(&variables).await;
-    db.execute("INSERT INTO inventory VALUES ('sku-1', 10)")
-        .await;
+    let stock = "INSERT INTO inventory VALUES ('sku-1', 10)";
+    db.execute(stock).await;
     let client = Client::new();
     let decrement = |service: &Inventory, token: i64| {
         let request = client.post(service.url("/inventory/sku-1/decrement"));
@@ -64,24 +73,20 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_with_the_application_is_busy() {
     async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
-        sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
-            .execute(&mut *tx)
+        tx.execute("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
             .await?;
         Ok(())
     }
     let db = Postgres::fresh(4).await;
     db.execute("INSERT INTO stock VALUES ('r', 10)").await;
-    let app = Router::new()
-        .route("/{r}", post(write))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("r")));
-    let server = Server::start(app).await;
+    let server = serve(db.fence(), post(write)).await;
     assert_eq!(server.write("/r", 1).await.status, 200);
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let mut application = conn.begin().await.unwrap();
     // Only the session of the handler looks for deadlocks, so it is the victim.
     let update = "SET LOCAL deadlock_timeout = '1min'; UPDATE stock SET n = n + 100";
     Postgres::run(&mut application, update).await;
-    let (answer, ()) = futures_util::future::join(server.write("/r", 2), async {
+    let (answer, ()) = join(server.write("/r", 2), async {
         db.waits_for_lock().await;
         // The locks are taken in the opposite order.
         let opposite = "UPDATE tower_fence.resources SET max_token = max_token";
@@ -100,22 +105,16 @@ async fn a_deadlock_with_the_application_is_busy() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminated_connections_cost_only_their_answers() {
     async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
-        sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
-            .execute(&mut *tx)
+        tx.execute("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
             .await?;
-        sqlx::query("INSERT INTO ledger SELECT count(*) + 1 FROM ledger")
-            .execute(&mut *tx)
+        tx.execute("INSERT INTO ledger SELECT count(*) + 1 FROM ledger")
             .await?;
         Ok(())
     }
     let db = Postgres::fresh(3).await;
     db.execute("INSERT INTO stock VALUES ('r', 100000)").await;
-    let url = reqwest::Url::parse(&db.url).unwrap();
-    let fence = tower_fence::Fence::new(pool_of(url.as_str(), 4).await);
-    let app = Router::new()
-        .route("/{r}", post(write))
-        .route_layer(FenceLayer::new(fence, PathParam("r")));
-    let server = Server::start(app).await;
+    let fence = Fence::new(pool_of(&db.url, 4).await);
+    let server = serve(fence, post(write)).await;
     let mut administrator = PgConnection::connect(&db.url).await.unwrap();
     let (stop, unknown) = (AtomicBool::new(false), AtomicI64::new(0));
     let acknowledged = AtomicI64::new(0);
@@ -152,15 +151,14 @@ async fn terminated_connections_cost_only_their_answers() {
             match answer.status {
                 200 => drop(acknowledged.fetch_add(1, Relaxed)),
                 503 => {
-                    if answer.text.contains("outcome-unknown") {
-                        unknown.fetch_add(1, Relaxed);
-                    }
+                    let is_unknown = answer.text.contains("outcome-unknown");
+                    unknown.fetch_add(i64::from(is_unknown), Relaxed);
                 }
                 _ => panic!("{answer:?}"),
             }
         }
     };
-    let ((), killed) = futures_util::future::join(writer, killer).await;
+    let ((), killed) = join(writer, killer).await;
     let acknowledged = acknowledged.into_inner();
     assert!(killed >= 40, "{killed} connections were ended");
     let (entries, unknown) = (db.entries().await, unknown.into_inner());
@@ -179,15 +177,12 @@ async fn restored_database_connection_needs_no_restart() {
     let proxy = Proxy::to(db.addr()).await;
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
     let short = Duration::from_millis(500);
-    let fence = tower_fence::Fence::builder()
+    let fence = Fence::builder()
         .pool_timeout(short)
         .answer_timeout(short)
         .lock_timeout(short)
         .build(pool.connect(&proxy.url(&db.url)).await.unwrap());
-    let app = Router::new()
-        .route("/{r}", post(async |_tx: PgFencedTx| {}))
-        .route_layer(FenceLayer::new(fence, PathParam("r")));
-    let server = Server::start(app).await;
+    let server = serve(fence, post(async |_tx: PgFencedTx| {})).await;
     let token = AtomicI64::new(1);
     let write = async || server.write("/r", token.fetch_add(1, Relaxed)).await;
     assert_eq!(write().await.status, 200);
@@ -214,10 +209,8 @@ async fn a_stop_under_load_loses_nothing() {
     let variables = [("DATABASE_URL", db.url.as_str())];
     let mut service = Inventory::start(&variables).await;
     for client in 0..CLIENTS {
-        db.execute(&format!(
-            "INSERT INTO inventory VALUES ('sku-{client}', 1000)"
-        ))
-        .await;
+        let stock = format!("INSERT INTO inventory VALUES ('sku-{client}', 1000)");
+        db.execute(&stock).await;
     }
     let (at, url) = watch::channel(service.url.clone());
     let (client, done) = (Client::new(), AtomicI64::new(0));
@@ -234,12 +227,7 @@ async fn a_stop_under_load_loses_nothing() {
                 if let Ok(answer) = request.send().await {
                     let answer = Answer::read(answer).await;
                     if answer.status == 200 {
-                        let level = answer.json();
-                        assert_eq!(
-                            level["stock"],
-                            1000 - token,
-                            "a write was applied twice or not at all"
-                        );
+                        assert_eq!(answer.json()["stock"], 1000 - token);
                         break;
                     }
                     assert!(answer.is_busy(), "{answer:?}");
@@ -265,8 +253,7 @@ async fn a_stop_under_load_loses_nothing() {
             at.send_replace(service.url.clone());
         }
     };
-    let (refused, ()) =
-        futures_util::future::join(join_all((0..CLIENTS).map(write)), restarts).await;
+    let (refused, ()) = join(join_all((0..CLIENTS).map(write)), restarts).await;
     println!("{} requests were repeated", refused.iter().sum::<i32>());
     let left = "SELECT CAST(sum(stock) AS BIGINT) FROM inventory";
     assert_eq!(db.number(left).await, CLIENTS * (1000 - WRITES));
@@ -289,12 +276,8 @@ async fn a_client_that_stops_reading_holds_no_lock() {
     let request =
         "POST /long/r HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\nContent-Length: 0\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
-    eventually!(
-        "the request is admitted",
-        db.number("SELECT count(*) FROM tower_fence.resources WHERE max_token = 1")
-            .await
-            == 1
-    );
+    let admitted = "SELECT count(*) FROM tower_fence.resources WHERE max_token = 1";
+    eventually!("the request is admitted", db.number(admitted).await == 1);
     assert_eq!(server.write("/short/r", 2).await.status, 200);
     let idle = "SELECT count(*) FROM pg_stat_activity \
                 WHERE state LIKE 'idle in transaction%' AND datname = current_database()";

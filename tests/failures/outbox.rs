@@ -1,10 +1,7 @@
 //! The outbox in real processes. The test freezes the relays in turn, and the subscriber still
 //! receives the events in order.
 
-use std::time::Duration;
-
 use sqlx::Postgres;
-use tokio::time::sleep;
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -93,19 +90,22 @@ impl Outbox {
         relays[frozen].signal("-CONT");
         // If the resumed relay has an event to send, it sends the event, because it has not
         // detected that its lease is lost. Otherwise it detects the loss.
-        eventually!(
-            "the relay resumes",
-            reports_of(&relays[frozen]) > reports_before
-        );
+        let reports = || reports_of(&relays[frozen]);
+        eventually!("the relay resumes", reports() > reports_before);
+    }
+
+    /// Waits until all events are received.
+    async fn is_empty(&self) {
+        let left = "SELECT count(*) FROM outbox";
+        eventually!("no event is left", self.shop.number(left).await == 0);
     }
 
     async fn heard(&self) -> Vec<Heard> {
         let heard = sqlx::query_as("SELECT event, sku, token FROM heard ORDER BY position");
         let heard: Vec<_> = heard.fetch_all(&self.listener.pool).await.unwrap();
         let heard = heard.into_iter();
-        heard
-            .map(|(event, sku, token)| Heard { event, sku, token })
-            .collect()
+        let named = |(event, sku, token)| Heard { event, sku, token };
+        heard.map(named).collect()
     }
 }
 
@@ -163,10 +163,7 @@ async fn alternately_frozen_relays_send_every_event_in_order() {
     for _ in 0..ROUNDS {
         outbox.freeze_in_turn(&mut relays).await;
     }
-    let left = "SELECT count(*) FROM outbox";
-    while outbox.shop.number(left).await > 0 {
-        sleep(Duration::from_millis(20)).await;
-    }
+    outbox.is_empty().await;
     let heard = outbox.heard().await;
     assert!(late(&heard).is_empty(), "{heard:?}");
     // Only the successor repeats an event, and only the last event of its predecessor.
@@ -181,11 +178,7 @@ async fn alternately_frozen_relays_send_every_event_in_order() {
     events.dedup();
     let changes = 2 * ROUNDS * CHANGES;
     assert_eq!(events.len(), changes);
-    for table in ["price", "price_list"] {
-        let db = match table {
-            "price" => &outbox.shop,
-            _ => &outbox.listener,
-        };
+    for (db, table) in [(&outbox.shop, "price"), (&outbox.listener, "price_list")] {
         let sum = format!("SELECT sum(cents - 99)::bigint FROM {table}");
         assert_eq!(db.number(&sum).await, changes as i64, "{table}");
     }
@@ -194,15 +187,11 @@ async fn alternately_frozen_relays_send_every_event_in_order() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_event_delays_only_events_of_its_resource() {
     let outbox = Outbox::start().await;
-    outbox
-        .listener
-        .execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ \
-                 BEGIN RAISE EXCEPTION 'refused'; END $$; \
-             CREATE TRIGGER refuse BEFORE INSERT ON price_list \
-                 FOR EACH ROW WHEN (NEW.sku = 'sku-2') EXECUTE FUNCTION refuse()",
-        )
-        .await;
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ \
+             BEGIN RAISE EXCEPTION 'refused'; END $$; \
+         CREATE TRIGGER refuse BEFORE INSERT ON price_list \
+             FOR EACH ROW WHEN (NEW.sku = 'sku-2') EXECUTE FUNCTION refuse()";
+    outbox.listener.execute(refuse).await;
     outbox.change_prices().await;
     // The other events of the batch take longer than the first pause after a refusal.
     let relay = outbox.process("relay", "200");
@@ -221,19 +210,12 @@ async fn refused_event_delays_only_events_of_its_resource() {
     let of_all = printed.matches(" of sku-2 is refused: ").count();
     assert_eq!(of_all, of_the_first, "a later event was sent: {printed}");
     assert_eq!(count(&relay, "has the lease"), 1, "{}", relay.log());
-    outbox
-        .listener
-        .execute("DROP TRIGGER refuse ON price_list")
-        .await;
-    eventually!(
-        "all events are received",
-        outbox.shop.number("SELECT count(*) FROM outbox").await == 0
-    );
+    let allow = "DROP TRIGGER refuse ON price_list";
+    outbox.listener.execute(allow).await;
+    outbox.is_empty().await;
     let heard = outbox.heard().await;
-    assert!(
-        late(&heard).is_empty() && heard.len() == CHANGES,
-        "{heard:?}"
-    );
+    let is_complete = heard.len() == CHANGES;
+    assert!(late(&heard).is_empty() && is_complete, "{heard:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

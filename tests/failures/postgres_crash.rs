@@ -6,7 +6,7 @@ use axum::{
     http::{Request, request::Parts},
     routing::get,
 };
-use sqlx::{PgPool, Postgres, postgres::PgConnectOptions};
+use sqlx::{Executor, PgPool, Postgres, postgres::PgConnectOptions};
 use tower::ServiceExt;
 use tower_fence::{
     Fence, FenceLayer, Resource, Token, TokenUse,
@@ -21,13 +21,9 @@ use crate::support::{eventually, postgres::PostgresServer};
 /// another `wal_level`, a background process logs the running transactions at some time after each
 /// start, and thereby makes the server write its log.
 pub async fn lazy_server() -> PostgresServer {
-    PostgresServer::start(&[
-        "synchronous_commit=off",
-        "wal_writer_delay=10000",
-        "wal_level=minimal",
-        "max_wal_senders=0",
-    ])
-    .await
+    let lazy = ["synchronous_commit=off", "wal_writer_delay=10000"];
+    let quiet = ["wal_level=minimal", "max_wal_senders=0"];
+    PostgresServer::start(&[lazy, quiet].concat()).await
 }
 
 fn named(name: &str) -> Resource {
@@ -48,10 +44,8 @@ async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
         bytes
     };
     let before = written().await;
-    sqlx::query("SELECT pg_logical_emit_message(true, 'pages', repeat('x', 30000))")
-        .execute(pool)
-        .await
-        .unwrap();
+    let pages = "SELECT pg_logical_emit_message(true, 'pages', repeat('x', 30000))";
+    pool.execute(pages).await.unwrap();
     eventually!("the log is written", written().await > before);
     next
 }
@@ -70,12 +64,9 @@ async fn crash(
     server.crash().await;
     server.restart().await;
     let after = answered::fence(server).await;
+    // If the crash loses nothing, it proves nothing.
     let found = after.inspect(&lost).await.unwrap();
-    assert_eq!(
-        found,
-        Some(next.get() - 1),
-        "the crash lost nothing, so it proves nothing"
-    );
+    assert_eq!(found, Some(next.get() - 1));
     after
 }
 
@@ -98,10 +89,7 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
     let mut server = lazy_server().await;
     let mut fence = answered::fence(&server).await;
     fence.migrate().await.unwrap();
-    let (token, lease) = (
-        Token::new(9).unwrap(),
-        LeaseDigest::of("the-lease-that-is-granted"),
-    );
+    let (token, lease) = (Token::new(9).unwrap(), LeaseDigest::of("the-lease"));
     for before in ["unknown", "raised", "admitted a moment ago"] {
         for raised in ["raise", "announcement", "fenced read"] {
             let name = named(&format!("{raised}, {before}"));
@@ -127,20 +115,13 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
                         .route("/", get(async || "read"))
                         .route_layer(read);
                     let request = Request::get("/").header("Fencing-Token", token.get());
-                    let answer = app
-                        .oneshot(request.body(Body::empty()).unwrap())
-                        .await
-                        .unwrap();
-                    assert_eq!(answer.status(), 200);
+                    let answer = app.oneshot(request.body(Body::empty()).unwrap());
+                    assert_eq!(answer.await.unwrap().status(), 200);
                 }
             }
             fence = crash(&mut server, fence, next).await;
             let max_token = fence.inspect(&name).await.unwrap();
-            assert_eq!(
-                max_token,
-                Some(8),
-                "{name}: an older token was admitted again"
-            );
+            assert_eq!(max_token, Some(8), "{name}");
         }
     }
     fence.pool().close().await;

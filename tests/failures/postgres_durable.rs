@@ -43,23 +43,12 @@ async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
         server.crash().await;
         server.restart().await;
         let after = store(&server).await;
-        let held = after
-            .inspect(&sku())
-            .await
-            .unwrap()
-            .expect("the lease is lost");
+        let held = after.inspect(&sku()).await.unwrap().unwrap();
         assert_eq!(held.token, last.token);
-        assert_eq!(
-            held.ttl > LONG,
-            renewal.is_some(),
-            "{:?} are left after {renewal:?}",
-            held.ttl
-        );
-        let lost = after
-            .inspect(&Resource::new("lost").unwrap())
-            .await
-            .unwrap();
-        assert_eq!(lost, None, "the crash lost nothing, so it proves nothing");
+        assert_eq!(held.ttl > LONG, renewal.is_some(), "{held:?} {renewal:?}");
+        // If the crash loses nothing, it proves nothing.
+        let lost = Resource::new("lost").unwrap();
+        assert_eq!(after.inspect(&lost).await.unwrap(), None);
         after.break_lease(&sku(), None).await.unwrap();
         assert!(grant(&after, &sku(), LONG).await.token > last.token);
     }
@@ -69,22 +58,15 @@ async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
 /// page (24 or 40 bytes) counts as inserted although no record follows it. A transaction has more
 /// bytes.
 async fn is_unflushed(pool: &PgPool) -> bool {
-    let bytes: i64 = sqlx::query_scalar(
-        "SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint",
-    )
-    .fetch_one(pool)
-    .await
-    .unwrap();
-    bytes > 40
+    let bytes = "SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint";
+    read::<i64>(pool, bytes).await > 40
 }
 
 #[tokio::test]
 async fn only_calls_that_return_tokens_wait_for_the_disk() {
     let server = PostgresServer::start(&["wal_writer_delay=10000", "autovacuum=off"]).await;
-    let (leases, pool) = (
-        store(&server).await,
-        PgPool::connect(&server.url("postgres")).await.unwrap(),
-    );
+    let leases = store(&server).await;
+    let pool = PgPool::connect(&server.url("postgres")).await.unwrap();
     let mut releases = 0;
     for _ in 0..20 {
         let lease = grant(&leases, &sku(), LONG).await;
@@ -119,9 +101,8 @@ async fn functions_do_not_change_the_callers_synchronous_commit() {
         let lease = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
         check(&mut tx).await;
         for new_token in [true, false] {
-            renew(&mut tx, "sku-1", &lease.lease_id, "60 s", new_token)
-                .await
-                .unwrap();
+            let renewed = renew(&mut tx, "sku-1", &lease.lease_id, "60 s", new_token);
+            renewed.await.unwrap();
             check(&mut tx).await;
         }
         release(&mut tx, "sku-1", &lease.lease_id).await.unwrap();
@@ -132,12 +113,9 @@ async fn functions_do_not_change_the_callers_synchronous_commit() {
 
 #[tokio::test]
 async fn server_log_contains_no_lease_id() {
-    let server = PostgresServer::start(&[
-        "log_statement=all",
-        "log_min_duration_statement=0",
-        "log_parameter_max_length=-1",
-    ])
-    .await;
+    let all = ["log_statement=all", "log_min_duration_statement=0"];
+    let settings = [&all[..], &["log_parameter_max_length=-1"]].concat();
+    let server = PostgresServer::start(&settings).await;
     let leases = store(&server).await;
     let id = LeaseId::random();
     let request = Acquire::new(LONG).lease_id(id.clone());
@@ -145,17 +123,14 @@ async fn server_log_contains_no_lease_id() {
     let other = Acquire::new(LONG).wait(Duration::from_millis(200));
     let waits = other.clone().lease_id(LeaseId::random());
     leases.acquire(&sku(), waits.clone()).await.unwrap_err();
-    leases
-        .renew(&sku(), &id, Renew::new(LONG).with_new_token())
-        .await
-        .unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    leases.renew(&sku(), &id, renewal).await.unwrap();
     leases.release(&sku(), &id).await.unwrap();
-    eventually!(
-        "the release is in the log",
-        server.log().contains("tower_fence.lease_end")
-    );
+    let release = "tower_fence.lease_end";
+    eventually!("it is in the log", server.log().contains(release));
     let log = server.log();
-    assert!(log.contains("tower_fence.lease_ask") && log.contains("tower_fence.lease_renew"));
+    assert_contains!(log, "tower_fence.lease_ask");
+    assert_contains!(log, "tower_fence.lease_renew");
     for secret in [&id, &waits.lease_id] {
         assert!(!log.contains(secret.expose()));
     }

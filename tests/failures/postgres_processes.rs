@@ -104,26 +104,23 @@ impl Processes {
                 Ok(())
             });
             if (waiter + 1) % AT_ONCE == 0 {
-                eventually("the waiters are in the queue", async || {
-                    let waiting = self
-                        .db
-                        .number("SELECT count(*) FROM tower_fence.waiters")
-                        .await;
-                    waiting == waiter as i64 + 1
-                })
-                .await;
+                let joined = waiter as i64 + 1;
+                eventually!("the waiters join", self.waiters().await == joined);
             }
         }
         tasks
     }
 
+    async fn waiters(&self) -> i64 {
+        let waiters = "SELECT count(*) FROM tower_fence.waiters";
+        self.db.number(waiters).await
+    }
+
     /// Returns the position of each waiter in the queue.
     async fn places(&self) -> HashMap<usize, usize> {
         let line = "SELECT owner FROM tower_fence.waiters ORDER BY place, ticket";
-        let line: Vec<String> = sqlx::query_scalar(line)
-            .fetch_all(&self.db.pool)
-            .await
-            .unwrap();
+        let line = sqlx::query_scalar(line).fetch_all(&self.db.pool).await;
+        let line: Vec<String> = line.unwrap();
         let places = line.iter().enumerate();
         let places = places.map(|(place, owner)| (owner.parse().unwrap(), place));
         places.collect()
@@ -143,9 +140,8 @@ async fn all_served(tasks: &mut JoinSet<reqwest::Result<()>>) {
             served.unwrap().unwrap();
         }
     };
-    timeout(FOR_ALL, all)
-        .await
-        .expect("a waiter was never served");
+    let served = timeout(FOR_ALL, all).await;
+    served.expect("a waiter was never served");
 }
 
 /// Checks that the turns have the order of the positions, and that their tokens increase. So no
@@ -163,16 +159,10 @@ fn are_in_order(turns: &[Turn], places: &HashMap<usize, usize>) -> bool {
             line.retain(|waiter| waiter % 2 != late % 2);
         }
         if !joined_again.contains(&(turn.waiter % 2)) {
-            assert_eq!(
-                line.pop_front(),
-                Some(turn.waiter),
-                "a waiter was overtaken"
-            );
+            // No waiter is overtaken.
+            assert_eq!(line.pop_front(), Some(turn.waiter));
         }
-        assert!(
-            last.is_none_or(|last| last.token < turn.token),
-            "the token did not increase"
-        );
+        assert!(last.is_none_or(|last| last.token < turn.token));
         last = Some(turn);
     }
     joined_again.is_empty()
@@ -180,10 +170,8 @@ fn are_in_order(turns: &[Turn], places: &HashMap<usize, usize>) -> bool {
 
 /// Returns the times between two grants, sorted.
 fn steps(turns: &[Turn]) -> Vec<Duration> {
-    let steps = turns.windows(2);
-    let mut steps: Vec<_> = steps
-        .map(|pair| pair[1].granted_at - pair[0].granted_at)
-        .collect();
+    let step = |pair: &[Turn]| pair[1].granted_at - pair[0].granted_at;
+    let mut steps: Vec<_> = turns.windows(2).map(step).collect();
     steps.sort_unstable();
     steps
 }
@@ -208,23 +196,16 @@ async fn waiters_at_two_processes_are_served_in_order() {
     turns.recv_many(&mut served, WAITERS + 1).await;
     assert_eq!(served.len(), WAITERS);
     let all_kept_positions = are_in_order(&served, &places);
-    let crossed = served.windows(2).filter(|pair| {
-        let [one, two] = [&pair[0], &pair[1]].map(|turn| turn.waiter % 2);
-        one != two
-    });
-    assert!(
-        crossed.count() > WAITERS / 5 || !all_kept_positions,
-        "most hand-offs stayed in one process"
-    );
-    let left = processes
-        .db
-        .number("SELECT count(*) FROM tower_fence.waiters");
-    assert_eq!(left.await, 0);
+    // Many hand-offs go from one process to the other.
+    let crosses = |pair: &&[Turn]| pair[0].waiter % 2 != pair[1].waiter % 2;
+    let crossed = served.windows(2).filter(crosses).count();
+    assert!(crossed > WAITERS / 5 || !all_kept_positions, "{crossed}");
+    assert_eq!(processes.waiters().await, 0);
     let steps = steps(&served);
-    let longest = steps.last();
     println!(
-        "grant to grant: p50 {:?}, longest {longest:?}",
-        steps[WAITERS / 2]
+        "grant to grant: p50 {:?}, longest {:?}",
+        steps[WAITERS / 2],
+        steps.last()
     );
 }
 
@@ -255,14 +236,8 @@ async fn waiters_of_a_killed_process_are_skipped() {
     are_in_order(&served, &places);
     let alive = served.iter().filter(|turn| turn.waiter % 2 == 0);
     assert_eq!(alive.count(), WAITERS / 2);
-    assert!(
-        cut_off > WAITERS / 6,
-        "the process was killed too late: {cut_off}"
-    );
-    let left = processes
-        .db
-        .number("SELECT count(*) FROM tower_fence.waiters");
-    assert_eq!(left.await, 0);
+    assert!(cut_off > WAITERS / 6, "it was killed too late: {cut_off}");
+    assert_eq!(processes.waiters().await, 0);
     // Otherwise, each waiter of the killed process would delay the next one by a turn. One lease
     // may have to expire, because only the killed process had its id.
     let slow = steps(&served).into_iter().filter(|step| *step >= TURN);

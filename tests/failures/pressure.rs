@@ -103,10 +103,8 @@ async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
             let resource = resource.clone();
             tokio::spawn(async move {
                 let token = Token::new(n).unwrap();
-                fence
-                    .begin(&resource, token, TokenUse::SingleUse)
-                    .await
-                    .map(drop)
+                let begun = fence.begin(&resource, token, TokenUse::SingleUse);
+                begun.await.map(drop)
             })
         });
         let waiting: Vec<_> = waiting.collect();
@@ -150,22 +148,17 @@ async fn many_stale_writers_query_the_database_once() {
     let resource = Resource::new("r").unwrap();
     let token = |n| Token::new(n).unwrap();
     let write = async |fence: &Fence<Postgres>, n| {
-        let tx = fence
-            .begin(&resource, token(n), TokenUse::SingleUse)
-            .await?;
-        tx.commit().await.unwrap();
+        let begun = fence.begin(&resource, token(n), TokenUse::SingleUse);
+        begun.await?.commit().await.unwrap();
         Ok::<_, AdmitError>(())
     };
     write(&fence, 10).await.unwrap();
     for process in [&fence, &other_process] {
-        assert!(matches!(write(process, 9).await, Err(AdmitError::Stale(_))));
+        assert_matches!(write(process, 9).await, Err(AdmitError::Stale(_)));
     }
     // If no connection is available, stale tokens are still refused as stale. Other tokens are
     // refused as busy.
-    let all = [
-        db.pool.acquire().await.unwrap(),
-        db.pool.acquire().await.unwrap(),
-    ];
+    let all = join_all([(); 2].map(|()| db.pool.acquire())).await;
     for process in [&fence, &other_process] {
         for n in 1..=10 {
             match write(process, n).await {
@@ -174,25 +167,22 @@ async fn many_stale_writers_query_the_database_once() {
             }
         }
         let stale = process.raise(&resource, token(10)).await;
-        assert!(matches!(stale, Err(AdmitError::Stale(_))));
+        assert_matches!(stale, Err(AdmitError::Stale(_)));
         let insert = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
         let stale = process.write::<(i64,)>(&resource, token(10), TokenUse::SingleUse, insert);
-        assert!(matches!(
-            stale.await,
-            Err(WriteError::Admit(AdmitError::Stale(_)))
-        ));
+        let stale = stale.await;
+        assert_matches!(stale, Err(WriteError::Admit(AdmitError::Stale(_))));
         let layer = FenceLayer::new(process.clone(), PathParam("r"));
         let reads = Router::new().route("/{r}", get("read")).route_layer(layer);
         let reads = Server::start(reads).await;
         let stale = reads.get("/r").header("Fencing-Token", "10");
         Answer::to(stale).await.is_problem(412, "stale-token");
-        assert!(matches!(write(process, 11).await, Err(AdmitError::Busy(_))));
+        assert_matches!(write(process, 11).await, Err(AdmitError::Busy(_)));
     }
     drop(all);
     // The other process reads the write from the database, because only refusals are cached.
     write(&fence, 20).await.unwrap();
-    assert!(
-        matches!(write(&other_process, 15).await, Err(AdmitError::Stale(stale)) if stale.max_token == 20)
-    );
+    let stale = write(&other_process, 15).await;
+    assert_matches!(stale, Err(AdmitError::Stale(stale)) if stale.max_token == 20);
     write(&other_process, 21).await.unwrap();
 }

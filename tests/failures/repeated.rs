@@ -110,13 +110,11 @@ async fn decrement<DB: TestDatabase>(
 
 async fn prepare<DB: TestDatabase>(db: &Fresh<DB>) {
     db.execute("CREATE TABLE taken (n BIGINT)").await;
-    db.execute("CREATE TABLE outside (key TEXT PRIMARY KEY, answer TEXT)")
-        .await;
+    let outside = "CREATE TABLE outside (key TEXT PRIMARY KEY, answer TEXT)";
+    db.execute(outside).await;
     for worker in 0..WORKERS {
-        db.execute(&format!(
-            "INSERT INTO stock VALUES ('sku-{worker}', {STOCK})"
-        ))
-        .await;
+        let stock = format!("INSERT INTO stock VALUES ('sku-{worker}', {STOCK})");
+        db.execute(&stock).await;
     }
 }
 
@@ -158,10 +156,8 @@ async fn workload<DB: TestDatabase>(db: &Fresh<DB>, app: Router, writes: i64) ->
     let counts = cuts.each_ref().map(|count| count.load(Relaxed));
     let applied = db.number("SELECT count(*) FROM taken").await;
     println!("cuts: {counts:?}; {applied} applied, {odd} odd answers");
-    assert!(
-        counts.iter().all(|count| *count > 0),
-        "a stage was never interrupted"
-    );
+    // Each stage was interrupted.
+    assert!(counts.iter().all(|count| *count > 0));
     let left = "SELECT CAST(sum(n) AS BIGINT) FROM stock";
     assert_eq!(WORKERS * STOCK - db.number(left).await, applied);
     (applied, odd)
@@ -227,19 +223,13 @@ async fn test_detects_writes_without_keys() {
     // answer.
     let (applied, odd) = workload(&db, guarded(layer()), 10).await;
     assert_eq!(applied, WORKERS * 10);
-    assert!(
-        odd > 0,
-        "no answer was lost, so the workload proves nothing"
-    );
-
-    db.execute(&format!("DELETE FROM taken; UPDATE stock SET n = {STOCK}"))
-        .await;
+    // If no answer is lost, or no write is applied twice, the workload proves nothing.
+    assert!(odd > 0);
+    let undo = format!("DELETE FROM taken; UPDATE stock SET n = {STOCK}");
+    db.execute(&undo).await;
     db.execute("DELETE FROM tower_fence.resources").await;
     let (applied, _) = workload(&db, guarded(layer().reusable()), 10).await;
-    assert!(
-        applied > WORKERS * 10,
-        "no write was applied twice, so the workload proves nothing"
-    );
+    assert!(applied > WORKERS * 10, "{applied}");
 }
 
 /// The guard keeps its records outside the transaction of the write.
@@ -260,12 +250,9 @@ async fn test_detects_records_outside_the_transaction() {
         tx.commit().await.unwrap();
         // This pause is long enough that some of the interruptions happen during it on any machine.
         sleep(Duration::from_millis(20)).await;
-        sqlx::query("INSERT INTO outside VALUES ($1, $2)")
-            .bind(key)
-            .bind(&answer)
-            .execute(&pool)
-            .await
-            .unwrap();
+        let record = sqlx::query("INSERT INTO outside VALUES ($1, $2)");
+        let record = record.bind(key).bind(&answer);
+        record.execute(&pool).await.unwrap();
         Ok(answer)
     }
     // 200 writes may pass without a double write on a slow machine.

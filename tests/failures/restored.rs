@@ -68,11 +68,8 @@ async fn dump(server: &PostgresServer) {
 }
 
 async fn undump(server: &PostgresServer) {
-    execute(
-        server,
-        "DROP SCHEMA public, tower_fence CASCADE; CREATE SCHEMA public",
-    )
-    .await;
+    let empty = "DROP SCHEMA public, tower_fence CASCADE; CREATE SCHEMA public";
+    execute(server, empty).await;
     let mut command = server.program("pg_restore");
     command.args(["--exit-on-error", "dump", "--dbname"]);
     run(command, server).await;

@@ -104,11 +104,8 @@ impl Load {
                 while !stop.load(SeqCst) {
                     let pick =
                         |of: &[String; 2]| format!("{}/sku-{n}", of[rand::random_range(0..2)]);
-                    let grant = || {
-                        client
-                            .post(pick(&issuers))
-                            .json(&json!({"wait_ms": 10_000}))
-                    };
+                    let wait = json!({"wait_ms": 10_000});
+                    let grant = || client.post(pick(&issuers)).json(&wait);
                     let lease = answered(grant).await;
                     assert_eq!(lease.status, 201, "{lease:?}");
                     let lease = lease.json();

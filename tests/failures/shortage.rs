@@ -17,7 +17,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::{net::TcpListener, runtime::Runtime, sync::Barrier, time::timeout};
-use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+use tower_fence::{AdmitError, Fence, FenceBuilder, Resource, Token, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase, counting_pool},
@@ -48,6 +48,12 @@ async fn silent_proxy(db: &Fresh<Postgres>) -> Proxy {
     proxy
 }
 
+/// Returns settings of a fence with this timeout, and with or without reuse of connections.
+fn settings(reuse: bool, pool_timeout: Duration) -> FenceBuilder<Postgres> {
+    let settings = Fence::builder().reuse_connections(reuse);
+    settings.pool_timeout(pool_timeout)
+}
+
 fn pool(port: u16) -> PgPool {
     let options = PgPoolOptions::new().max_connections(2);
     let url = format!("postgres://nobody:secret@127.0.0.1:{port}/nothing");
@@ -59,10 +65,7 @@ async fn unreachable_database_is_not_reported_as_busy() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = port.local_addr().unwrap().port();
     for reuse in [false, true] {
-        let fence = Fence::builder()
-            .reuse_connections(reuse)
-            .pool_timeout(Duration::from_millis(300))
-            .build(pool(port));
+        let fence = settings(reuse, Duration::from_millis(300)).build(pool(port));
         for error in join_all((0..4).map(|n| write(&fence, n))).await {
             let error = error.unwrap_err();
             assert_matches!(error, AdmitError::Unavailable(_));
@@ -75,11 +78,7 @@ async fn exhausted_pool_is_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     let held = db.pool.acquire().await.unwrap();
     for reuse in [false, true] {
-        let fence = db.fence_with(|fence| {
-            fence
-                .reuse_connections(reuse)
-                .pool_timeout(Duration::from_millis(300))
-        });
+        let fence = settings(reuse, Duration::from_millis(300)).build(db.pool.clone());
         let waiting = join_all((0..4).map(|n| write(&fence, n)));
         // The timeout of the pool is much longer.
         let refused = timeout(Duration::from_secs(15), waiting).await;
@@ -100,14 +99,10 @@ async fn exhausted_pool_is_reported_as_busy() {
     })
     .await;
     for reuse in [false, true] {
-        let error = write(
-            &Fence::builder()
-                .reuse_connections(reuse)
-                .build(hasty.clone()),
-            0,
-        )
-        .await;
-        let error = error.unwrap_err();
+        let fence = Fence::builder()
+            .reuse_connections(reuse)
+            .build(hasty.clone());
+        let error = write(&fence, 0).await.unwrap_err();
         assert_matches!(error, AdmitError::Busy(_));
     }
     drop((held, all));
@@ -121,10 +116,7 @@ async fn pool_filled_by_the_fence_is_reported_as_busy() {
         let pool = PgPoolOptions::new().max_connections(1);
         let pool = pool.connect_lazy(&db.url).unwrap();
         // The timeout is long enough to open a connection on a busy machine.
-        let fence = Fence::builder()
-            .reuse_connections(reuse)
-            .pool_timeout(Duration::from_secs(3))
-            .build(pool.clone());
+        let fence = settings(reuse, Duration::from_secs(3)).build(pool.clone());
         write(&fence, 0).await.unwrap();
         let held = pool.acquire().await.unwrap();
         let error = write(&fence, 0).await.unwrap_err();
@@ -195,10 +187,7 @@ async fn stalled_connect_does_not_block_a_returned_connection() {
     let good: PgConnectOptions = db.url.parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect_with(good.clone()).await.unwrap();
-    let fence = Fence::builder()
-        .reuse_connections(true)
-        .pool_timeout(Duration::from_secs(3))
-        .build(pool.clone());
+    let fence = settings(true, Duration::from_secs(3)).build(pool.clone());
     write(&fence, 0).await.unwrap();
     eventually!("the connection is back in the pool", pool.num_idle() == 1);
     let silent = silent_proxy(&db).await;
@@ -220,10 +209,7 @@ async fn pool_closes_while_an_unwanted_connection_is_opening() {
     let silent = silent_proxy(&db).await;
     for reuse in [false, true] {
         let pool = pool(silent.addr.port());
-        let fence = Fence::builder()
-            .reuse_connections(reuse)
-            .pool_timeout(Duration::from_millis(100))
-            .build(pool.clone());
+        let fence = settings(reuse, Duration::from_millis(100)).build(pool.clone());
         write(&fence, 0).await.unwrap_err();
         // sqlx would continue for 30 s.
         let closed = timeout(Duration::from_secs(5), pool.close());
@@ -241,11 +227,7 @@ fn waiter_continues_when_another_runtime_ends() {
 fn waiter_continues(reuse: bool) {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(1));
-    let fence = db.fence_with(|fence| {
-        fence
-            .reuse_connections(reuse)
-            .pool_timeout(Duration::from_secs(10))
-    });
+    let fence = settings(reuse, Duration::from_secs(10)).build(db.pool.clone());
     let held = lasting.block_on(db.pool.acquire()).unwrap();
     let ending = runtime();
     let waits_in = |runtime: &Runtime, n| {
@@ -260,10 +242,8 @@ fn waiter_continues(reuse: bool) {
     lasting.block_on(async {
         drop(held);
         let written = timeout(Duration::from_secs(5), waiting).await;
-        written
-            .expect("the waiter was not given the connection")
-            .unwrap()
-            .unwrap();
+        let written = written.expect("the waiter was not given the connection");
+        written.unwrap().unwrap();
     });
     lasting.block_on(async { drop((fence, db)) });
 }
@@ -302,10 +282,7 @@ fn runtime_shuts_down_while_tasks_use_the_pool() {
             done.send(()).unwrap();
         });
         let ended = is_done.recv_timeout(Duration::from_secs(10));
-        assert!(
-            ended.is_ok(),
-            "the runtime does not end, commits: {commits}"
-        );
+        assert!(ended.is_ok(), "it does not end, commits: {commits}");
     }
     lasting.block_on(async { drop(db) });
 }

@@ -27,22 +27,16 @@ const LIMIT: Duration = Duration::from_secs(1);
 const COMMITS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
 async fn write(mut tx: PgFencedTx, Path(sku): Path<String>) -> Result<(), DatabaseError> {
-    sqlx::query("INSERT INTO written VALUES ($1, 1)")
-        .bind(sku)
-        .execute(&mut *tx)
-        .await?;
+    let insert = sqlx::query("INSERT INTO written VALUES ($1, 1)").bind(sku);
+    insert.execute(&mut *tx).await?;
     Ok(())
 }
 
 async fn service(fence: Fence<sqlx::Postgres>) -> Server {
     let keys = Idempotency::optional().wait(LIMIT);
     let layer = FenceLayer::new(fence, PathParam("sku")).idempotent(keys);
-    Server::start(
-        Router::new()
-            .route("/{sku}", post(write))
-            .route_layer(layer),
-    )
-    .await
+    let app = Router::new().route("/{sku}", post(write));
+    Server::start(app.route_layer(layer)).await
 }
 
 /// Returns a request for a write with an idempotency key.

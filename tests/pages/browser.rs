@@ -49,10 +49,8 @@ impl Driver {
             let (_, port) = line.split_once("successfully on port ")?;
             Some(port.trim_end_matches('.').to_owned())
         });
-        let url = format!(
-            "http://127.0.0.1:{}",
-            port.expect("chromium-driver reports no port")
-        );
+        let port = port.expect("chromium-driver reports no port");
+        let url = format!("http://127.0.0.1:{port}");
         let driver = Arc::new(Self { process, url });
         *shared = Arc::downgrade(&driver);
         driver
@@ -92,12 +90,8 @@ fn id_of(element: &Value) -> String {
 pub async fn in_browser(test: impl AsyncFnOnce(&Browser)) {
     let _one_of_few = BROWSERS.acquire().await.unwrap();
     let driver = Driver::shared();
-    let mut arguments = vec![
-        "--headless",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,900",
-    ];
+    let arguments = "--headless --disable-gpu --disable-dev-shm-usage --window-size=1280,900";
+    let mut arguments: Vec<_> = arguments.split(' ').collect();
     // The sandbox of Chromium does not work for root.
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
         arguments.push("--no-sandbox");
@@ -189,6 +183,24 @@ impl Browser {
         eventually!(script, self.run(script).await == json!(true));
     }
 
+    /// Waits until a dialog is open.
+    pub async fn opens(&self, css: &str) {
+        let is_open = format!("return document.querySelector('{css}').open");
+        self.comes_to(&is_open).await;
+    }
+
+    /// Waits until a dialog is closed.
+    pub async fn closes(&self, css: &str) {
+        let is_closed = format!("return !document.querySelector('{css}').open");
+        self.comes_to(&is_closed).await;
+    }
+
+    /// Waits until the table of the leases or the fences has this number of rows.
+    pub async fn has_rows(&self, table: &str, count: usize) {
+        let rows = format!("document.querySelectorAll('#{table}-rows tr').length");
+        self.comes_to(&format!("return {rows} === {count}")).await;
+    }
+
     /// Waits for an element, and returns its id.
     async fn element(&self, css: &str) -> String {
         let exists = "return Boolean(document.querySelector(arguments[0]))";
@@ -244,11 +256,8 @@ impl Browser {
     /// Returns the log of the browser since the previous call.
     pub async fn log(&self) -> Vec<String> {
         let log = self.post("se/log", json!({ "type": "browser" })).await;
-        log.as_array()
-            .unwrap()
-            .iter()
-            .map(Value::to_string)
-            .collect()
+        let lines = log.as_array().unwrap().iter();
+        lines.map(Value::to_string).collect()
     }
 
     /// Checks that the browser has logged no errors except the expected ones, and that the page has
@@ -268,10 +277,8 @@ impl Browser {
                 continue;
             }
             let to = message["params"]["request"]["url"].as_str().unwrap();
-            assert!(
-                to.starts_with(url) || to.starts_with("data:"),
-                "the page sent a request to {to}"
-            );
+            let is_own = to.starts_with(url) || to.starts_with("data:");
+            assert!(is_own, "the page sent a request to {to}");
             asked += 1;
         }
         assert!(asked > 3, "only {asked} requests were recorded");
@@ -293,10 +300,8 @@ impl Browser {
             .await;
         let parameters = json!({ "format": "png" });
         let picture = self.devtools("Page.captureScreenshot", parameters).await;
-        let picture = BASE64_STANDARD
-            .decode(picture["data"].as_str().unwrap())
-            .unwrap();
-        fs::write(Path::new(&folder).join(name), picture).unwrap();
+        let picture = BASE64_STANDARD.decode(picture["data"].as_str().unwrap());
+        fs::write(Path::new(&folder).join(name), picture.unwrap()).unwrap();
         self.devtools("Emulation.clearDeviceMetricsOverride", json!({}))
             .await;
     }

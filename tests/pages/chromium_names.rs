@@ -23,7 +23,7 @@ async fn names_are_shown_as_text_everywhere() {
     }
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
-        browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 6").await;
+        browser.has_rows("leases", 6).await;
         browser.shows("#live-events", "holds it now").await;
         // Each name is shown unchanged, except that invisible characters are made visible.
         let texts = browser.run("return [...document.querySelectorAll('#leases-rows th .name')].map((one) => one.textContent)").await;
@@ -56,7 +56,7 @@ async fn names_are_shown_as_text_everywhere() {
         browser.goto(&example.console()).await;
         browser.click("#leases-rows tr:nth-child(6) .danger").await;
         browser.click("#break-yes").await;
-        browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 5").await;
+        browser.has_rows("leases", 5).await;
         assert!(!browser.text("#leases-rows").await.contains("U+202E"));
         browser.is_clean(&example.service.url, &["Content Security Policy"]).await;
     })

@@ -41,6 +41,24 @@ async fn leases(example: &Example) -> Value {
     page["leases"].clone()
 }
 
+const RIGHT: &str = "Right: the fence refused the late write";
+
+async fn open(browser: &Browser, example: &Example) {
+    browser.goto(&example.service.url("/")).await;
+    browser.shows("#verdict-text", "Play the story").await;
+}
+
+async fn is_enabled(browser: &Browser, button: &str) {
+    let script = format!("return !document.querySelector('{button}').disabled");
+    browser.comes_to(&script).await;
+}
+
+/// Waits until a worker has read this stock.
+async fn has_read(browser: &Browser, worker: u32, stock: u32) {
+    let css = format!("#workers fieldset:nth-child({worker}) p");
+    browser.shows(&css, &format!("It has read {stock}")).await;
+}
+
 const RED: &str = "rgb(184, 39, 44)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -48,10 +66,9 @@ async fn with_the_fence_the_late_write_is_refused() {
     let secret = "k1:".to_owned() + &"0123456789abcdef".repeat(4);
     let example = Example::with(&[("TOKEN_KEY", &secret)]).await;
     in_browser(async |browser| {
-        browser.goto(&example.service.url("/")).await;
-        browser.shows("#verdict-text", "Play the story").await;
+        open(browser, &example).await;
         browser.click("#play").await;
-        browser.shows("#verdict-text", "Right: the fence refused the late write").await;
+        browser.shows("#verdict-text", RIGHT).await;
         assert_eq!(verdict(browser).await, ["9", "1", "9"]);
         assert_eq!(count(browser, ".write.bounced").await, 1);
         assert_eq!(count(browser, ".write.written").await, 1);
@@ -63,7 +80,7 @@ async fn with_the_fence_the_late_write_is_refused() {
         assert_eq!(tokens, json!(["#2", "#3"]));
         let log = browser.text("#log").await;
         assert_contains!(log, "412 stale-token, presented #2, highest stale token #3");
-        browser.comes_to("return !document.querySelector('#play').disabled").await;
+        is_enabled(browser, "#play").await;
         browser.picture("playground.png", 1180, 930).await;
         // The timeline stops by itself, together with the bar of the pause.
         let width = "return document.querySelector('#timeline .now').getAttribute('x1')";
@@ -82,19 +99,13 @@ async fn with_the_fence_the_late_write_is_refused() {
 async fn stock_is_wrong_only_without_the_fence() {
     let example = Example::start().await;
     in_browser(async |browser| {
-        browser.goto(&example.service.url("/")).await;
-        browser.shows("#verdict-text", "Play the story").await;
+        open(browser, &example).await;
         browser.click("#fence").await;
-        assert_eq!(
-            browser
-                .run("return document.querySelector('#fence').ariaChecked")
-                .await,
-            "false"
-        );
+        let is_checked = "return document.querySelector('#fence').ariaChecked";
+        assert_eq!(browser.run(is_checked).await, "false");
         browser.click("#play").await;
-        browser
-            .shows("#verdict-text", "Wrong: one sale was overwritten")
-            .await;
+        let wrong = "Wrong: one sale was overwritten";
+        browser.shows("#verdict-text", wrong).await;
         assert_eq!(verdict(browser).await, ["9", "2", "8"]);
         assert_eq!(count(browser, ".write.unfenced").await, 2);
         assert_eq!(count(browser, ".stock.wrong").await, 1);
@@ -103,13 +114,9 @@ async fn stock_is_wrong_only_without_the_fence() {
         browser.is_clean(&example.service.url, &[]).await;
 
         browser.click("#fence").await;
-        browser
-            .comes_to("return !document.querySelector('#play').disabled")
-            .await;
+        is_enabled(browser, "#play").await;
         browser.click("#play").await;
-        browser
-            .shows("#verdict-text", "Right: the fence refused the late write")
-            .await;
+        browser.shows("#verdict-text", RIGHT).await;
         assert_eq!(verdict(browser).await, ["9", "1", "9"]);
     })
     .await;
@@ -119,45 +126,32 @@ async fn stock_is_wrong_only_without_the_fence() {
 async fn steps_and_workers_can_be_run_one_by_one() {
     let example = Example::start().await;
     in_browser(async |browser| {
-        browser.goto(&example.service.url("/")).await;
-        browser.shows("#verdict-text", "Play the story").await;
+        open(browser, &example).await;
         for step in 1..=5 {
-            browser
-                .comes_to("return !document.querySelector('#step').disabled")
-                .await;
+            is_enabled(browser, "#step").await;
             browser.click("#step").await;
             let is_next =
                 format!("return document.querySelectorAll('#story .done').length === {step}");
             browser.comes_to(&is_next).await;
         }
-        browser
-            .shows("#verdict-text", "Right: the fence refused the late write")
-            .await;
+        browser.shows("#verdict-text", RIGHT).await;
 
         browser.click("#again").await;
         browser.shows("#stock", "10").await;
         let press = async |worker, button| press(browser, worker, button).await;
         press(1, ACQUIRE).await;
-        browser
-            .shows("#workers fieldset:nth-child(1) p", "It has read 10")
-            .await;
+        has_read(browser, 1, 10).await;
         press(1, PAUSE).await;
         press(2, ACQUIRE).await;
-        browser
-            .shows("#workers fieldset:nth-child(2) p", "It has read 10")
-            .await;
+        has_read(browser, 2, 10).await;
         press(2, WRITE).await;
         browser.shows("#stock", "9").await;
         press(1, PAUSE).await;
         press(1, WRITE).await;
-        browser
-            .shows("#verdict-text", "Right: the fence refused the late write")
-            .await;
+        browser.shows("#verdict-text", RIGHT).await;
         // The next worker reads the current stock.
         press(1, ACQUIRE).await;
-        browser
-            .shows("#workers fieldset:nth-child(1) p", "It has read 9")
-            .await;
+        has_read(browser, 1, 9).await;
         press(1, WRITE).await;
         browser.shows("#stock", "8").await;
         assert_eq!(verdict(browser).await, ["8", "2", "8"]);
@@ -171,24 +165,17 @@ async fn steps_and_workers_can_be_run_one_by_one() {
 async fn starting_over_keeps_no_lease_of_a_waiting_worker() {
     let example = Example::start().await;
     in_browser(async |browser| {
-        browser.goto(&example.service.url("/")).await;
-        browser.shows("#verdict-text", "Play the story").await;
+        open(browser, &example).await;
         press(browser, 1, ACQUIRE).await;
-        browser
-            .shows("#workers fieldset:nth-child(1) p", "It has read 10")
-            .await;
+        has_read(browser, 1, 10).await;
         press(browser, 2, ACQUIRE).await;
-        eventually!(
-            "worker B waits in the queue",
-            leases(&example).await[0]["waiters"] == 1
-        );
+        let waiters = async || leases(&example).await[0]["waiters"].clone();
+        eventually!("worker B waits in the queue", waiters().await == 1);
         browser.click("#again").await;
         eventually!("no lease is held", leases(&example).await == json!([]));
         // If worker B kept a lease that was granted after the reset, worker A would wait for it.
         press(browser, 1, ACQUIRE).await;
-        browser
-            .shows("#workers fieldset:nth-child(1) p", "It has read 10")
-            .await;
+        has_read(browser, 1, 10).await;
         // A renewal may overtake the release.
         browser.is_clean(&example.service.url, &["409"]).await;
     })

@@ -28,7 +28,7 @@ async fn page_is_usable_with_a_keyboard_alone() {
     };
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
-        browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 2").await;
+        browser.has_rows("leases", 2).await;
         let mut passed = vec![];
         while focus(browser).await != "Break the lease on sku-1" {
             browser.press(TAB).await;
@@ -81,7 +81,7 @@ async fn a_narrow_window_needs_no_scrolling_to_the_side() {
                 browser.goto(&page).await;
                 browser.comes_to("return document.readyState === 'complete'").await;
                 if page.ends_with("/console/") {
-                    browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 2").await;
+                    browser.has_rows("leases", 2).await;
                     browser.shows("#live-events", "holds it now").await;
                     // Only refusals that occur while the page is open are announced.
                     assert_eq!(browser.text("#live-announce").await, "");
@@ -141,27 +141,21 @@ async fn page_follows_the_colour_scheme_with_enough_contrast() {
                 browser.goto(&page).await;
                 if page.ends_with("/console/") {
                     browser.shows("#live-events", "holds it now").await;
-                    browser
-                        .picture(&format!("console-{scheme}.png"), 1200, 920)
-                        .await;
+                    let name = format!("console-{scheme}.png");
+                    browser.picture(&name, 1200, 920).await;
                 }
-                let ground = browser
-                    .run("return getComputedStyle(document.body).backgroundColor")
-                    .await;
+                let ground = "return getComputedStyle(document.body).backgroundColor";
+                let ground = browser.run(ground).await;
                 grounds.push(ground.as_str().unwrap().to_owned());
                 let lowest = browser.run(LOWEST_CONTRAST).await;
-                assert!(
-                    lowest[0].as_f64().unwrap() >= 4.5,
-                    "{page}, {scheme}: {lowest}"
-                );
+                let contrast = lowest[0].as_f64().unwrap();
+                assert!(contrast >= 4.5, "{page}, {scheme}: {lowest}");
             }
             assert_ne!(grounds[0], grounds[1]);
         }
         browser.prefer("prefers-reduced-motion", "reduce").await;
         browser.goto(&example.console()).await;
-        browser
-            .comes_to("return document.querySelectorAll('#leases-rows tr').length === 1")
-            .await;
+        browser.has_rows("leases", 1).await;
         let moves = "return getComputedStyle(document.querySelector('.fill')).transitionDuration";
         assert_eq!(browser.run(moves).await, "0s");
         browser.is_clean(&example.service.url, &[]).await;
@@ -169,11 +163,19 @@ async fn page_follows_the_colour_scheme_with_enough_contrast() {
     .await;
 }
 
+/// Starts the service again at this URL, and waits until the page has reconnected.
+async fn restarted(browser: &Browser, url: &str) -> Example {
+    let addr = url.strip_prefix("http://").unwrap();
+    let again = Example::with(&[("LISTEN_ADDR", addr)]).await;
+    let is_live = "return document.querySelector('#connection').textContent === 'live'";
+    browser.comes_to(is_live).await;
+    again
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn page_reports_an_absent_service_and_reconnects() {
     let example = Example::start().await;
     let url = example.service.url.clone();
-    let addr = url.strip_prefix("http://").unwrap().to_owned();
     example.acquire("sku-1", "worker-a", 600_000).await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
@@ -184,34 +186,18 @@ async fn page_reports_an_absent_service_and_reconnects() {
         // The last known leases are still shown.
         assert!(browser.text("#leases-rows").await.contains("sku-1"));
 
-        let again = Example::with(&[("LISTEN_ADDR", &addr)]).await;
-        browser
-            .comes_to("return document.querySelector('#connection').textContent === 'live'")
-            .await;
-        browser
-            .shows(
-                "#live-events",
-                "are from another process, or from this one after a restart",
-            )
-            .await;
-        browser
-            .shows("#process", &again.service.id().to_string())
-            .await;
+        let again = restarted(browser, &url).await;
+        let restart = "are from another process, or from this one after a restart";
+        browser.shows("#live-events", restart).await;
+        let id = again.service.id().to_string();
+        browser.shows("#process", &id).await;
         browser.shows("#leases-summary", "No lease is held").await;
         assert_eq!(browser.text("#leases-error").await, "");
         again.acquire("sku-2", "worker-b", 600_000).await;
         browser.shows("#live-events", "sku-2").await;
-        browser
-            .is_clean(
-                &url,
-                &[
-                    "ERR_CONNECTION_REFUSED",
-                    "ERR_INCOMPLETE_CHUNKED_ENCODING",
-                    "ERR_CONNECTION_RESET",
-                    "ERR_EMPTY_RESPONSE",
-                ],
-            )
-            .await;
+        let refused = ["ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET"];
+        let cut = ["ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE"];
+        browser.is_clean(&url, &[refused, cut].concat()).await;
     })
     .await;
 }
@@ -220,7 +206,6 @@ async fn page_reports_an_absent_service_and_reconnects() {
 async fn paused_page_reports_a_restart_of_the_service() {
     let example = Example::start().await;
     let url = example.service.url.clone();
-    let addr = url.strip_prefix("http://").unwrap().to_owned();
     example.acquire("sku-1", "worker-a", 600_000).await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
@@ -228,10 +213,7 @@ async fn paused_page_reports_a_restart_of_the_service() {
         browser.click("#live-pause").await;
         drop(example);
         browser.shows("#connection", "connection lost").await;
-        let again = Example::with(&[("LISTEN_ADDR", &addr)]).await;
-        browser
-            .comes_to("return document.querySelector('#connection').textContent === 'live'")
-            .await;
+        let again = restarted(browser, &url).await;
         again.acquire("sku-2", "worker-b", 600_000).await;
         browser.click("#live-pause").await;
         browser.shows("#live-events", "sku-2").await;
@@ -259,12 +241,10 @@ async fn page_shows_why_the_event_stream_is_refused() {
         browser.shows("#connection", "live").await;
         browser.run(REFUSE).await;
         // The current stream ends after 10 seconds.
-        browser
-            .shows("#connection", "You are no longer signed in")
-            .await;
-        browser
-            .is_clean(&example.service.url, &["api/none", "404"])
-            .await;
+        let refused = "You are no longer signed in";
+        browser.shows("#connection", refused).await;
+        let expected = ["api/none", "404"];
+        browser.is_clean(&example.service.url, &expected).await;
     })
     .await;
 }
@@ -301,12 +281,8 @@ async fn hidden_or_left_page_resumes_when_visible() {
         let states = browser.run("return [...new Set(states)]").await;
         assert_eq!(states, json!(["paused", "live"]));
         assert_eq!(browser.run("return document.querySelectorAll('.event.note').length").await, 0);
-        tokio::time::timeout(
-            Duration::from_secs(20),
-            browser.is_clean(&example.service.url, &[]),
-        )
-        .await
-        .unwrap();
+        let is_clean = browser.is_clean(&example.service.url, &[]);
+        tokio::time::timeout(Duration::from_secs(20), is_clean).await.unwrap();
     })
     .await;
 }
