@@ -1,11 +1,16 @@
 //! A Citus cluster of a coordinator and two workers, each on its own server.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Weak},
+};
 
 use sqlx::{
     Connection, PgConnection, PgPool, Postgres,
     postgres::{PgConnectOptions, PgPoolOptions, PgRow},
 };
+use tokio::sync::Mutex;
 use tower_fence::{Fence, FenceBuilder};
 
 use super::{
@@ -76,10 +81,16 @@ impl Cluster {
 
     /// Starts a cluster with a fence and with the table `inventory`, which is distributed by `sku`.
     pub async fn with_fence() -> Self {
-        let cluster = Self::start().await;
-        cluster.fence().await.migrate().await.unwrap();
-        cluster.make_inventory().await;
-        cluster
+        let mut nodes = vec![];
+        for node in stopped_nodes().await {
+            nodes.push(PostgresServer::start_copy(node, &[], SETTINGS).await);
+        }
+        let ports: Vec<_> = nodes.iter().map(|node| node.addr().port()).collect();
+        register(&nodes, &ports).await;
+        Self {
+            coordinator: nodes.remove(0),
+            workers: nodes,
+        }
     }
 
     /// Starts a cluster whose fence has its rows on the same workers as the rows of `inventory`.
@@ -226,4 +237,38 @@ impl Cluster {
 async fn node(kind: usize) -> PostgresServer {
     let programs = PathBuf::from(variable("TEST_CITUS"));
     PostgresServer::start_from(programs, kind, &[("pg_hba.conf", ACCESS)], SETTINGS).await
+}
+
+/// Returns the nodes of a cluster with a fence and `inventory`, the coordinator first. They do not
+/// run, and are deleted together with their last copy.
+///
+/// A cluster of copies starts in a third of the time.
+async fn stopped_nodes() -> Vec<Arc<PostgresServer>> {
+    static NODES: Mutex<Vec<Weak<PostgresServer>>> = Mutex::const_new(vec![]);
+    let mut known = NODES.lock().await;
+    let nodes: Vec<_> = known.iter().filter_map(Weak::upgrade).collect();
+    if nodes.len() == 3 {
+        return nodes;
+    }
+    let cluster = Cluster::start().await;
+    cluster.fence().await.migrate().await.unwrap();
+    cluster.make_inventory().await;
+    let mut nodes = vec![cluster.coordinator];
+    nodes.extend(cluster.workers);
+    // No copy connects to another cluster before its own ports are registered.
+    register(&nodes, &[1, 2, 3]).await;
+    for node in &mut nodes {
+        node.stop().await;
+    }
+    let nodes: Vec<_> = nodes.into_iter().map(Arc::new).collect();
+    *known = nodes.iter().map(Arc::downgrade).collect();
+    nodes
+}
+
+/// Registers the ports of the nodes with each node.
+async fn register(nodes: &[PostgresServer], ports: &[u16]) {
+    for node in nodes {
+        let ports = format!("UPDATE pg_dist_node SET nodeport = (ARRAY{ports:?})[groupid + 1]");
+        execute(node, &ports).await;
+    }
 }

@@ -56,9 +56,19 @@ impl PostgresServer {
         files: &[(&str, &[u8])],
         settings: &[&str],
     ) -> Self {
-        let template = Self::template(&programs, kind);
+        Self::start_copy(Self::template(&programs, kind), files, settings).await
+    }
+
+    /// Like [`start_with_files`](Self::start_with_files), with a copy of the data of a server that
+    /// is not running.
+    pub async fn start_copy(
+        template: Arc<Self>,
+        files: &[(&str, &[u8])],
+        settings: &[&str],
+    ) -> Self {
+        let (programs, password) = (template.programs.clone(), template.password.clone());
         let settings = settings.iter().map(|&setting| setting.into()).collect();
-        let mut server = Self::in_new_folder(programs, template.password.clone(), settings);
+        let mut server = Self::in_new_folder(programs, password, settings);
         let data = template.folder.path().join("data");
         let copied = server
             .command(Path::new("cp"))
