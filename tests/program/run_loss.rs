@@ -41,7 +41,7 @@ async fn server_outage_shorter_than_the_ttl_loses_nothing() {
     let server = Served::start(&db.url, &["--listen", &addr]).await;
     eventually!(
         "the lease is renewed",
-        server.metric("tower_fence_leases_renewed_total").await == "1"
+        server.metric("tower_fence_leases_renewed_total").await > 0
     );
     notes.note("go");
     end(running).await.is(0);

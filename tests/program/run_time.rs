@@ -17,7 +17,7 @@ async fn lease_is_kept_for_the_minimum_time() {
     // The lease is renewed beyond its TTL, although the command failed long before.
     eventually!(
         "the lease is renewed",
-        server.metric("tower_fence_leases_renewed_total").await == "3"
+        server.metric("tower_fence_leases_renewed_total").await > 2
     );
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     let late = ["run", "--resource", "sku-1", "--", "echo", "never"];
