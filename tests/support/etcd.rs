@@ -155,7 +155,12 @@ impl EtcdCluster {
     }
 
     pub fn addr(&self) -> std::net::SocketAddr {
-        ([127, 0, 0, 1], self.nodes[0].port).into()
+        self.addrs()[0]
+    }
+
+    pub fn addrs(&self) -> Vec<std::net::SocketAddr> {
+        let ports = self.nodes.iter().map(|node| node.port);
+        ports.map(|port| ([127, 0, 0, 1], port).into()).collect()
     }
 
     pub fn start_all(&mut self) {
