@@ -109,8 +109,8 @@ impl Held {
         self
     }
 
-    /// Returns the time of the grant as in RFC 3339, or `None` if it is unknown, before 1970, or after
-    /// the year 9999.
+    /// Returns the time of the grant as in RFC 3339, or `None` if it is unknown, before 1970, or
+    /// after the year 9999.
     #[doc(hidden)]
     #[cfg(any(feature = "issuer", feature = "client"))]
     #[must_use]

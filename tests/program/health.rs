@@ -335,3 +335,17 @@ async fn each_line_of_a_json_log_is_an_object() {
     assert_eq!(answered["method"], "POST");
     assert_eq!(answered["status"], 201);
 }
+
+#[tokio::test]
+async fn events_are_in_the_log_and_on_the_console() {
+    let (_db, server) = serving(&["--log", "info,tower_fence::event=trace"]).await;
+    for n in 0..20 {
+        server.post(&format!("/locks/sku-{n}"), &json!({})).await;
+    }
+    assert_eq!(server.log().matches(r#"event="granted""#).count(), 20);
+    let feed = server.client.get(server.url("/console/api/events"));
+    let mut feed = feed.send().await.unwrap();
+    let first = feed.chunk().await.unwrap().unwrap();
+    let events = String::from_utf8(first.into()).unwrap();
+    assert_eq!(events.matches("granted").count(), 20, "{events}");
+}

@@ -247,8 +247,28 @@ async fn reset_that_may_be_committed_is_not_reported_as_unchanged() {
     let unknown = run_on(&through, &reset).await;
     let text = "the reset may have been executed: run the command again";
     unknown.is(69).says(text);
+    unknown.says("the fence may have been reset: the database has not confirmed it");
     assert_eq!(db.number("SELECT tower_fence.max_token('sku-1')").await, 5);
     run_on(&db.url, &reset).await.is(0);
+    let read_only = format!("{}?options=-c%20default_transaction_read_only%3Don", db.url);
+    let refused = run_on(&read_only, &reset).await;
+    refused.is(69).says("nothing was changed: ");
+}
+
+#[tokio::test]
+async fn failure_contains_the_hint_of_postgres() {
+    let db = Postgres::fresh(2).await;
+    db.execute("TRUNCATE tower_fence.floors").await;
+    let reset = ["reset", "sku-1", "--to", "5", "--yes"];
+    let emptied = run_on(&db.url, &reset).await;
+    emptied
+        .is(78)
+        .says("were emptied, or restored in part. Restore the whole database from a backup");
+    db.execute("TRUNCATE tower_fence.migrations").await;
+    let refused = run_on(&db.url, &["migrate"]).await;
+    refused
+        .is(78)
+        .says("no migration history. If the tables are empty because");
 }
 
 #[tokio::test]

@@ -88,8 +88,8 @@ impl Failure {
     }
 }
 
-/// Formats an error with its causes and the hint of Postgres, without the prefixes of sqlx, which do
-/// not help an operator.
+/// Formats an error with its causes and the hint of Postgres, without the prefixes of sqlx, which
+/// do not help an operator.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let text = Chain(error)
         .to_string()

@@ -6,7 +6,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::caller::{Caller, on_servers};
-use crate::support::{eventually, http::Answer, process::Inventory};
+use crate::support::{
+    eventually,
+    http::Answer,
+    process::{Inventory, Process},
+};
 
 #[tokio::test]
 async fn each_call_answers_as_documented() {
@@ -227,5 +231,15 @@ async fn tokens_increase_after_a_restart() {
         assert!(number > last, "{number} is not above {last}");
         last = number;
         // The process is killed, not stopped, so the lease is still held.
+    }
+}
+
+#[tokio::test]
+async fn invalid_settings_are_refused() {
+    for (name, value) in [("WAIT_LIMIT_MS", "5s"), ("RUST_LOG", "info,==")] {
+        let variables = [("LISTEN_ADDR", "127.0.0.1:0"), (name, value)];
+        let mut refused = Process::start("inventory", &[], &variables);
+        assert!(!refused.exit().await.success());
+        assert!(refused.log().contains(name), "{}", refused.log());
     }
 }

@@ -174,3 +174,27 @@ async fn raise_does_not_age_a_row() {
         .unwrap();
     assert_eq!(db.count(later).await, 1, "tower_fence.acquire");
 }
+
+/// The process of an issuer has ended while a request waited.
+#[tokio::test]
+async fn queue_of_an_ended_issuer_keeps_no_row() {
+    let db = Postgres::fresh(4).await;
+    db.execute("SELECT tower_fence.acquire('sku-1', '1 ms', owner => 'anna')")
+        .await;
+    db.execute(
+        "INSERT INTO tower_fence.waiters (resource, ticket, lease, owner, listener) \
+         VALUES ('sku-1', 1, sha256('b'), 'bob', 42)",
+    )
+    .await;
+    let expired = "tower_fence.leases WHERE expires_at < now()";
+    soon!("the lease expires", db.count(expired).await == 1);
+    let removed = db.fence().remove_idle(Duration::ZERO, 10).await.unwrap();
+    assert_eq!(removed, 1);
+    for table in ["resources", "leases", "queues", "waiters"] {
+        assert_eq!(
+            db.count(&format!("tower_fence.{table}")).await,
+            0,
+            "{table}"
+        );
+    }
+}

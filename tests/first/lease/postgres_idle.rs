@@ -102,6 +102,8 @@ async fn lease_is_granted_above_a_moving_floor() {
 #[tokio::test]
 async fn rows_that_must_stay_block_no_other_removal() {
     let db = Postgres::fresh(2).await;
+    let mut listener = db.pool.acquire().await.unwrap();
+    Postgres::run(&mut listener, "SELECT tower_fence.lease_listen(7)").await;
     for (stays, max_token, announced, hours, lease) in [
         ("used a moment ago", 5, 5, 0, ""),
         ("seen more than was granted", 1_001, 5, 2, ""),
@@ -120,7 +122,7 @@ async fn rows_that_must_stay_block_no_other_removal() {
         let leases = match lease {
             "" => String::new(),
             "line" => "INSERT INTO tower_fence.waiters (resource, ticket, lease, listener) \
-                SELECT n, n, ''::bytea, 0 FROM generate_series(1, 5) AS n;"
+                SELECT n, n, ''::bytea, 7 FROM generate_series(1, 5) AS n;"
                 .into(),
             held => format!(
                 "INSERT INTO tower_fence.leases (resource, token, lease, granted_at, expires_at, lock_delay, ttl) \

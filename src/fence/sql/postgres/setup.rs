@@ -202,8 +202,8 @@ impl Setup for Postgres {
         // The timeout applies to rows, to tables, and to the advisory lock of sqlx's migrator,
         // which any role can take. The search path excludes schemas in which another role may have
         // created operators and functions. At a stricter isolation level, a statement that has
-        // waited for a lock would not see the changes of the transaction that held the lock. If this
-        // process vanishes, the last two settings end its session and release its locks.
+        // waited for a lock would not see the changes of the transaction that held the lock. If
+        // this process vanishes, the last two settings end its session and release its locks.
         conn.execute(
             "SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp; \
              SET default_transaction_isolation = 'read committed'; \
