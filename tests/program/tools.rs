@@ -336,7 +336,9 @@ async fn commands_follow_no_redirect() {
     let proxy = Proxy::redirecting(server.addr(), &server.url).await;
     let url = proxy.url(&server.url);
     let refused = run(&["leases", "--url", &url], &[]).await;
-    refused.is(69).says("307");
+    refused
+        .is(78)
+        .says("the server redirects the request: set --url");
 }
 
 /// The file has the format of the server's secrets.

@@ -112,7 +112,7 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     refused
         .is(78)
         .says(&format!("the schema own belongs to the role {}", role.name));
-    refused.says("migrate as that role");
+    refused.says("Migrate as the owner of the schema");
     migrate("second").await.is(0);
     let keyword = migrate("user").await;
     keyword
