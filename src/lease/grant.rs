@@ -108,39 +108,4 @@ impl Held {
         self.granted_at = Some(time);
         self
     }
-
-    /// Returns the time of the grant as in RFC 3339, or `None` if it is unknown, before 1970, or
-    /// after the year 9999.
-    #[doc(hidden)]
-    #[cfg(any(feature = "issuer", feature = "client"))]
-    #[must_use]
-    pub fn granted_at_text(&self) -> Option<String> {
-        /// The beginning of the year 10000, in seconds since 1970.
-        const YEAR_10000: u64 = 253_402_300_800;
-        let time = self.granted_at?;
-        let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-        let has_text = since_1970.as_secs() < YEAR_10000;
-        has_text.then(|| humantime::format_rfc3339_seconds(time).to_string())
-    }
-}
-
-#[cfg(all(test, any(feature = "issuer", feature = "client")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn time_of_the_grant_without_a_text_is_unknown() {
-        let first = SystemTime::UNIX_EPOCH;
-        let last = first + Duration::from_secs(253_402_300_799);
-        let second = Duration::from_secs(1);
-        for (time, text) in [
-            (first - second, None),
-            (first, Some("1970-01-01T00:00:00Z")),
-            (last, Some("9999-12-31T23:59:59Z")),
-            (last + second, None),
-        ] {
-            let held = Held::new(Token::MIN, Duration::ZERO).granted_at(time);
-            assert_eq!(held.granted_at_text().as_deref(), text);
-        }
-    }
 }
