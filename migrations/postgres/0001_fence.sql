@@ -975,7 +975,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.max_token IS
-    'max_token of the row of a resource, or, without a row, the floor of its partition, or null if that floor is 0.';
+    'The column max_token of the row of a resource. Without a row, the floor of its partition, or null if it is 0.';
 
 -- Grants and epochs ----------------------------------------------------------------------------
 
@@ -1218,6 +1218,8 @@ BEGIN
             -- If another transaction has inserted the row, the row may contain an announced grant,
             -- so read it.
             CONTINUE WHEN NOT FOUND;
+        ELSE
+            RETURN granted;
         END IF;
         RAISE LOG USING MESSAGE = concat(
             'tower-fence: ', session_user, ' resets ', reset.resource, ' to ', reset.token,

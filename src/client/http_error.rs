@@ -88,9 +88,13 @@ impl HttpError {
         Self::Refused { status, problem }
     }
 
-    /// Returns the error for an unexpected response with this body.
+    /// Returns the error for an unexpected response with this body. The body of a success may be a
+    /// lease, with its secrets.
     pub(super) fn unexpected(status: StatusCode, body: &[u8]) -> Self {
-        let problem = document(body);
+        let problem = match status.is_success() {
+            true => None,
+            false => document(body),
+        };
         Self::Unexpected { status, problem }
     }
 
@@ -149,6 +153,14 @@ mod tests {
             refused.contains('é') && refused.chars().count() < 500,
             "{refused}"
         );
+    }
+
+    #[test]
+    fn body_of_a_success_is_not_kept() {
+        let body = br#"{"lease_id": "a secret", "detail": "a secret"}"#;
+        let unexpected = |status| format!("{:?}", HttpError::unexpected(status, body));
+        assert!(!unexpected(StatusCode::OK).contains("secret"));
+        assert!(unexpected(StatusCode::BAD_GATEWAY).contains("secret"));
     }
 
     #[test]

@@ -172,6 +172,14 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// Classifies an error.
+    pub(super) fn of(cause: &Arc<sqlx::Error>) -> Self {
+        Self {
+            fault: Fault::of(cause),
+            cause: Arc::clone(cause),
+        }
+    }
+
     /// Returns the failure for a missing response of the database.
     pub(super) fn silent() -> Self {
         let silent = "the database did not answer in time";
@@ -295,10 +303,7 @@ impl Failure {
 
 impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
-        Self {
-            fault: Fault::of(&error),
-            cause: Arc::new(error),
-        }
+        Self::of(&Arc::new(error))
     }
 }
 

@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection, Postgres};
 
 use super::{
     drivers::{TABLE, built},
-    program::Served,
+    program::{HOLDER, OPERATOR, Served, serving_with_secrets},
 };
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -51,9 +51,10 @@ struct Shop {
 
 impl Shop {
     async fn open() -> Self {
-        let db = Postgres::fresh(1).await;
+        let (db, program) = serving_with_secrets().await;
         db.execute(TABLE).await;
-        let program = Served::start(&db.url, &[]).await;
+        // Operators may break leases.
+        let program = program.with_secret(OPERATOR);
         let mut command = Command::new("sh");
         command
             .args(["-c", "exec \"$0\" -m uvicorn --port 0 service:app 2>&1"])
@@ -81,6 +82,7 @@ impl Shop {
     fn start(&self, mut worker: Command, ttl_ms: u64, work_ms: u64) -> Process {
         worker
             .env("TOWER_FENCE_URL", &self.program.url)
+            .env("TOWER_FENCE_SECRET", HOLDER)
             .env("SERVICE_URL", self.service_url())
             .env("TTL_MS", ttl_ms.to_string())
             .env("WORK_MS", work_ms.to_string());
@@ -178,6 +180,7 @@ async fn follows_no_redirect(worker: fn() -> Command) {
         urls.insert(name, moved.url(""));
         let mut command = worker();
         command.envs(urls).env("WORK_MS", "0");
+        command.env("TOWER_FENCE_SECRET", HOLDER);
         let mut worker = Process::run(command);
         assert_eq!(worker.exit().await.code(), Some(1), "{}", worker.stdout());
         let log = worker.log();

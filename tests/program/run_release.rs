@@ -219,7 +219,8 @@ async fn one_wait_has_one_lease_id() {
         if let Ok(body) = serde_json::from_str::<Value>(body)
             && text.starts_with("POST ")
         {
-            heard.lock().unwrap().push(body["lease_id"].to_string());
+            let id = body["lease_id"].as_str().unwrap().to_owned();
+            heard.lock().unwrap().push(id);
         }
         Passage::Whole
     })

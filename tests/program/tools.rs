@@ -253,6 +253,7 @@ async fn reset_that_may_be_committed_is_not_reported_as_unchanged() {
     let read_only = format!("{}?options=-c%20default_transaction_read_only%3Don", db.url);
     let refused = run_on(&read_only, &reset).await;
     refused.is(69).says("nothing was changed: ");
+    assert!(!refused.stderr.contains("may have been"), "{refused:?}");
 }
 
 #[tokio::test]

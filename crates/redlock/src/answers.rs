@@ -144,7 +144,7 @@ pub(crate) const fn majority_of(nodes: usize) -> usize {
 
 /// Error for a call to which too few nodes have replied, or on which they do not agree.
 #[derive(Debug, thiserror::Error)]
-#[error("no majority of the nodes agrees: {answered} of {nodes} can be used")]
+#[error("no majority of the nodes agrees: {answered} of {nodes} nodes gave a usable answer")]
 struct NoMajority {
     answered: usize,
     nodes: usize,

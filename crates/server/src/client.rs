@@ -104,10 +104,12 @@ pub fn failure(error: &LeaseError) -> Failure {
                 Some(HttpError::OtherResource { .. }) => {
                     return Failure::configuration(chain(error));
                 }
-                _ if matches!(error, LeaseError::Misconfigured(_)) => {
+                Some(error) => return Failure::unavailable(failure::NO_ANSWER, error),
+                None if matches!(error, LeaseError::Misconfigured(_)) => {
                     return Failure::configuration(chain(error));
                 }
-                _ => return Failure::unavailable(failure::NO_ANSWER, error),
+                // The program itself calls the store.
+                None => return Failure::new(failure::UNAVAILABLE, chain(error)),
             }
         }
         LeaseError::Held { resource, .. } => {

@@ -65,10 +65,12 @@ impl Failure {
             .text
             .replace("call `Fence::migrate`", "run `tower-fence migrate`")
             .replace("Call `Fence::migrate`", "Run `tower-fence migrate`");
+        let text = text.replace(
+            "migrate without failover detection",
+            "migrate with --no-failover-detection",
+        );
         let hint = if text.starts_with(NO_ANSWER) && text.contains("refused") {
             "; start the server with `tower-fence serve`, or name another one with --url"
-        } else if text.contains("no failover can be detected") {
-            "; see --no-failover-detection"
         } else if text.contains("permission denied for database \"") {
             // Postgres quotes the name only if the role lacks CONNECT.
             "; grant the role CONNECT on the database"
@@ -97,7 +99,7 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
         .replace("error returned from database: ", "")
         .replace("error with configuration: ", "");
     match of_postgres(error).and_then(PgDatabaseError::hint) {
-        Some(hint) => format!("{text}. {hint}"),
+        Some(hint) => format!("{text}. {}", Chain(&io::Error::other(hint))),
         None => text,
     }
 }
@@ -111,10 +113,15 @@ fn of_postgres<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e PgDatabaseErr
 }
 
 /// Returns whether Postgres has refused a statement, which then changed nothing. The outcome is
-/// unknown if the connection was lost (class 08), or if the server was stopping or interrupted the
-/// statement (class 57).
+/// unknown if the connection was lost (class 08), if the server was stopping or interrupted the
+/// statement (class 57), or if the system failed (class 58).
 pub fn is_refused(error: &(dyn Error + 'static)) -> bool {
-    of_postgres(error).is_some_and(|refused| !["08", "57"].contains(&&refused.code()[..2]))
+    const UNKNOWN: [&str; 3] = ["08", "57", "58"];
+    of_postgres(error).is_some_and(|refused| {
+        !UNKNOWN
+            .iter()
+            .any(|class| refused.code().starts_with(class))
+    })
 }
 
 /// Formats an error like [`chain`], and escapes the name of this resource like [`shown`].

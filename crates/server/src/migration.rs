@@ -39,7 +39,11 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<bool, Failu
                 });
             }
             () = sleep(LONG) => {
-                let found = timeout(LONG, blockers(fence)).await.ok().and_then(Result::ok);
+                let found = match timeout(LONG, blockers(fence)).await {
+                    Ok(Ok(found)) => Some(found),
+                    Ok(Err(sqlx::Error::Database(_))) => Some(None),
+                    Ok(Err(_)) | Err(_) => None,
+                };
                 unanswered = if found.is_some() { 0 } else { unanswered + 1 };
                 if unanswered == UNANSWERED {
                     let text = format!("cannot migrate {place}: the database does not answer");

@@ -79,7 +79,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         let limits = self.limits_on_workers().await?;
         let reset = self.in_transaction(limits, async |on| DB::reset(on, resource, token).await);
         let granted = reset.await.inspect_err(|error| {
-            if let AdmitError::Unavailable(_) = error {
+            if let AdmitError::Unavailable(cause) = error
+                && Failure::of(cause).may_be_committed()
+            {
                 tracing::warn!(
                     resource = name,
                     token = token.get(),

@@ -122,9 +122,11 @@ async fn a_thousand_go_away(reuse: bool) {
     let watch = tokio::spawn({
         let (over, waited) = (over.clone(), waited.clone());
         let mut observer = PgConnection::connect(&db.url).await.unwrap();
+        // The blocker itself also waits.
+        let waiting = format!("{WAITING_FOR_LOCK} AND application_name = 'under-test'");
         async move {
             while !over.load(Relaxed) {
-                let seen = Postgres::number(&mut observer, WAITING_FOR_LOCK).await;
+                let seen = Postgres::number(&mut observer, &waiting).await;
                 waited.fetch_add(seen.unwrap(), Relaxed);
                 sleep(Duration::from_millis(10)).await;
             }

@@ -79,9 +79,12 @@ async fn manually_ended_transaction_is_never_a_false_success<DB: TestDatabase>()
         (6, "COMMIT; BEGIN"),
     ] {
         let mut tx = begin(&fence, value).await;
+        insert(&mut tx, value).await;
         DB::run(&mut tx, end).await;
         is_aborted(tx.commit().await);
     }
+    // The handler itself has committed the last row.
+    assert_eq!(db.entries().await, 1);
     // The connection is usable again.
     write(&fence, 7).await.unwrap();
 }

@@ -181,9 +181,9 @@ async fn ways_in_epoch_1() -> Fresh<Postgres> {
     db
 }
 
-/// Returns a resource that has no row.
-fn another() -> Resource {
-    resource(&format!("{:x}", rand::random::<u128>()))
+/// Returns a resource that has no row. Its name begins with this text.
+fn another(start: &str) -> Resource {
+    resource(&format!("{start}{:x}", rand::random::<u128>()))
 }
 
 /// Writes in one of [`WAYS`], to the resource of that name. A refusal returns the highest stale
@@ -201,14 +201,15 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
     match way {
         "begin" | "begin early" => {
             // If connections are reused, the end of this transaction begins the next one.
-            let first = use_up(&fence, &another(), token(999_000_000_000_000)).await;
+            let first = use_up(&fence, &another(""), token(999_000_000_000_000)).await;
             first.unwrap();
             use_up(&fence, &name, presented).await.map_err(stale)?;
         }
         "several" => {
             // The row of the other resource is already on this timeline. Its name sorts before or
             // after that of this resource.
-            let (other, used) = (another(), 998_000_000_000_000);
+            let start = if rand::random() { "a" } else { "z" };
+            let (other, used) = (another(start), 998_000_000_000_000);
             use_up(&fence, &other, token(used)).await.unwrap();
             let tokens = [(other.clone(), token(used + 1)), (name, presented)];
             let tx = fence.begin_all(&tokens, TokenUse::SingleUse).await;
@@ -245,7 +246,7 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             let app: Router = Router::new().route("/", post(write)).route_layer(layer);
             let request = Request::post("/")
                 .header("Fencing-Token", value)
-                .header("Idempotency-Key", format!("\"{}\"", another()))
+                .header("Idempotency-Key", format!("\"{}\"", another("")))
                 .body(Body::empty());
             let answer = app.oneshot(request.unwrap()).await.unwrap();
             if answer.status() != 200 {

@@ -1,6 +1,6 @@
 //! The tables of the fence: the roles that create them, and the roles that only use them.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use futures_util::future::join_all;
 use sqlx::{
@@ -53,9 +53,11 @@ async fn missing_tables_are_misconfigured_and_name_the_remedy() {
         use_up(&db.fence(), &sku(), Token::MAX).await,
         db.fence().inspect(&sku()).await.map(drop),
     ] {
-        let Err(AdmitError::NotMigrated(cause)) = refused else {
+        let Err(error @ AdmitError::NotMigrated(_)) = refused else {
             panic!("{refused:?}");
         };
+        assert_contains!(error.to_string(), "Fence::migrate");
+        let cause = error.source().expect("its cause");
         assert_contains!(cause.to_string(), "Fence::migrate");
     }
 }

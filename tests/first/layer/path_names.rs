@@ -120,13 +120,17 @@ async fn missing_path_parameter_error_names_route_and_remedy() {
     let app = routes(FenceLayer::new(db.fence(), pattern("order/{order}")));
     let layer = FenceLayer::new(db.fence(), PathParam("order"));
     let write = post(|| async {}).route_layer(layer);
-    let server = Server::start(app.route("/v1/accounts/{account}", write)).await;
+    let nested = Router::new().route("/accounts/{account}", write);
+    let server = Server::start(app.nest("/v1", nested)).await;
     assert_eq!(server.write("/orders/7", 5).await.status, 200);
-    for path in ["/accounts/7", "/v1/accounts/7"] {
+    for (path, route) in [
+        ("/accounts/7", "`/accounts/{account}`"),
+        ("/v1/accounts/7", "`/v1/accounts/{account}`"),
+    ] {
         let answer = server.write(path, 5).await;
         let problem = answer.is_problem(500, "misconfigured");
         let detail = problem["detail"].as_str().unwrap();
-        assert_contains!(detail, "/accounts/{account}`");
+        assert_contains!(detail, route);
         assert_contains!(detail, "post(handler).layer(FenceLayer::new(");
     }
 }

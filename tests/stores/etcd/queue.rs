@@ -96,11 +96,8 @@ async fn ended_queues_leave_nothing_behind() {
     }
     eventually("only counters and the incarnation are left", async || {
         let keys = cluster.keys("tower-fence:").await;
-        let stays = |key: &str| {
-            ["counter:", "incarnation"]
-                .iter()
-                .any(|part| key.contains(part))
-        };
+        let stays =
+            |key: &str| key.starts_with("tower-fence:counter:") || key == "tower-fence:incarnation";
         keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
     })
     .await;

@@ -209,7 +209,7 @@ async fn connection_is_opened_although_calls_time_out() {
     let names: Vec<_> = through.iter().map(String::as_str).collect();
     let builder = builder(&db).node_timeout(Duration::from_millis(700));
     let leases = builder.connect_lazy(&names).unwrap();
-    is_granted(&leases, Acquire::new(LONG)).await;
+    is_granted(&leases, LONG).await;
 }
 
 /// A silent node costs its timeout once, and not for each request.
@@ -253,7 +253,7 @@ async fn twins_are_nodes_after_an_address_is_corrected() {
     let leases = builder(&db).connect_lazy(&names).unwrap();
     is_refused_as_twin(&leases).await;
     proxy.switch_new_to(addr_of(&urls[1]));
-    is_granted(&leases, Acquire::new(LONG)).await;
+    is_granted(&leases, LONG).await;
 }
 
 /// After the check, a host name resolves to another server.
@@ -266,7 +266,7 @@ async fn node_replaced_by_another_node_counts_once() {
     proxy.switch_to(addr_of(&urls[0]));
     is_refused_as_twin(&leases).await;
     proxy.switch_new_to(addr_of(&urls[1]));
-    is_granted(&leases, Acquire::new(LONG)).await;
+    is_granted(&leases, LONG).await;
 }
 
 /// A host name resolves to the server of another node, and then to a server that is down.
@@ -282,16 +282,16 @@ async fn former_twin_that_is_down_disables_no_other_node() {
     proxy.switch_to(addr_of(&urls[0]));
     is_refused_as_twin(&leases).await;
     proxy.set(Link::Cut);
-    is_granted(&leases, Acquire::new(SHORT)).await;
+    is_granted(&leases, SHORT).await;
     proxy.set(Link::Whole);
     is_refused_as_twin(&leases).await;
 }
 
-/// Waits until a lease is granted, because the nodes are usable.
-async fn is_granted(leases: &QuorumLeases, request: Acquire) {
+/// Waits until a lease is granted, because the nodes are usable. Each attempt has its own lease id.
+async fn is_granted(leases: &QuorumLeases, ttl: Duration) {
     eventually!(
         "a lease is granted",
-        leases.acquire(&sku(), request.clone()).await.is_ok()
+        leases.acquire(&sku(), Acquire::new(ttl)).await.is_ok()
     );
 }
 

@@ -20,17 +20,21 @@ export class Refused extends Error {
 
 async function ask(to, init) {
   let answer, text;
+  const isChange = init.method === "POST";
   try {
     answer = await fetch(to, { ...init, cache: "no-store", signal: AbortSignal.timeout(15_000) });
     text = await answer.text();
   } catch {
-    const isChange = init.method === "POST";
     throw new Refused(`The process does not respond.${isChange ? " It may still execute the request." : ""}`);
   }
   if (answer.status === 204) return null;
   const body = parsed(text);
   if (answer.ok && body !== null) return body;
-  throw refused(answer.status, body);
+  const error = refused(answer.status, body);
+  if (isChange && body?.type?.endsWith("#store-unavailable")) {
+    error.message += ". The change may have been made nevertheless.";
+  }
+  throw error;
 }
 
 function refused(status, body) {

@@ -10,7 +10,6 @@ use tower_fence::{
 };
 
 use super::signals::Signals;
-use crate::failure::is_refused;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -101,6 +100,6 @@ pub fn may_be_executed(error: &LeaseError) -> bool {
         Some(HttpError::Request { source, .. }) => !source.is_connect(),
         Some(HttpError::Unexpected { status, .. }) => !status.is_client_error(),
         Some(HttpError::Url | HttpError::Header | HttpError::Client(_)) => false,
-        _ => !is_refused(error),
+        _ => true,
     }
 }

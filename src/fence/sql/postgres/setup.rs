@@ -203,11 +203,13 @@ impl Setup for Postgres {
         // which any role can take. The search path excludes schemas in which another role may have
         // created operators and functions. At a stricter isolation level, a statement that has
         // waited for a lock would not see the changes of the transaction that held the lock. If
-        // this process vanishes, the last two settings end its session and release its locks.
+        // this process vanishes, the last two settings end its session and release its locks. Old
+        // servers, which the migration refuses, do not have both.
         conn.execute(
             "SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp; \
              SET default_transaction_isolation = 'read committed'; \
-             SET idle_in_transaction_session_timeout = '60s'; SET idle_session_timeout = '60s'",
+             SELECT set_config(s.name, '60s', false) FROM pg_settings AS s \
+             WHERE s.name IN ('idle_in_transaction_session_timeout', 'idle_session_timeout')",
         )
         .await?;
         let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
