@@ -183,13 +183,18 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     let kept = "SELECT count(*) FROM tower_fence.bypasses \
          WHERE role = 'tests' AND reason = 'stock was counted'";
     assert_ne!(Postgres::number(&mut conn, kept).await.unwrap(), 0);
-    for act in ["reset('a', 5)", "after_failover()", "notice_failover(true)"] {
+    for act in [
+        "raise('a', 9)",
+        "reset('a', 5)",
+        "after_failover()",
+        "notice_failover(true)",
+    ] {
         Postgres::run(&mut conn, &format!("SELECT tower_fence.{act}")).await;
     }
     let log: String = read(&mut conn, "SELECT pg_read_file('../server.log')").await;
     for act in [
         "bypasses protected tables: stock was counted",
-        "resets a to 5, before: ",
+        "resets a to 5, before: 8",
         "calls after_failover(1)",
         "calls notice_failover(true)",
     ] {
