@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
+use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
@@ -10,6 +12,7 @@ use super::{
 };
 use crate::support::{
     eventually,
+    http::Answer,
     process::{Process, send_signal},
 };
 
@@ -116,6 +119,20 @@ async fn terminal_signal_does_not_stop_a_container() {
     running.signal("-USR2");
     eventually!("the key is typed", running.log().contains("typed"));
     notes.note("go");
+    end(running).await.is(7);
+}
+
+#[tokio::test]
+async fn terminal_signal_does_not_stop_a_container_that_waits() {
+    let (db, server) = serving(&[]).await;
+    let held = server.post("/locks/sku-1", &json!({})).await.json();
+    let notes = Notes::new();
+    let running = with_options(&server, &notes, &AS_LEADER, &["--wait", "1h"], "exit 7");
+    eventually!("it waits", db.count("tower_fence.waiters").await == 1);
+    running.signal("-USR2");
+    eventually!("the key is typed", running.log().contains("typed"));
+    let release = server.of_holder(Method::DELETE, &held);
+    assert_eq!(Answer::to(release).await.status, 204);
     end(running).await.is(7);
 }
 

@@ -3,7 +3,7 @@
 
 use std::{fs, thread};
 
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpid, getsid, kill_process};
 use signal_hook::iterator::{SignalsInfo, exfiltrator::WithOrigin};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
@@ -63,6 +63,11 @@ impl Signals {
                     continue;
                 };
                 let by_terminal = origin.process.is_none();
+                // No shell could continue the leader of a session, such as the first process of a
+                // container.
+                if by_terminal && *signal == Signal::TSTP && getsid(None) == Ok(getpid()) {
+                    continue;
+                }
                 let heard = Heard {
                     signal: *signal,
                     by_terminal,
