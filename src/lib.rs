@@ -43,7 +43,7 @@
 //!    which request may write.
 //! 8. If the database is unavailable, no write is admitted. If the lease store is unavailable, no
 //!    lease is granted.
-//! 9. Every wait has a timeout.
+//! 9. Every wait of a request has a timeout.
 //!
 //! # Example
 //!

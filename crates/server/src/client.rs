@@ -108,7 +108,7 @@ pub fn failure(error: &LeaseError) -> Failure {
                 None if matches!(error, LeaseError::Misconfigured(_)) => {
                     return Failure::configuration(chain(error));
                 }
-                // The program itself calls the store.
+                // For example, the program itself calls the store.
                 None => return Failure::new(failure::UNAVAILABLE, chain(error)),
             }
         }

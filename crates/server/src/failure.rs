@@ -112,16 +112,11 @@ fn of_postgres<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e PgDatabaseErr
     refused?.try_downcast_ref()
 }
 
-/// Returns whether Postgres has refused a statement, which then changed nothing. The outcome is
-/// unknown if the connection was lost (class 08), if the server was stopping or interrupted the
-/// statement (class 57), or if the system failed (class 58).
+/// Returns whether it is certain that a statement has changed nothing: the database is read-only, or
+/// the statement timed out while it waited for a lock, or lost a deadlock.
 pub fn is_refused(error: &(dyn Error + 'static)) -> bool {
-    const UNKNOWN: [&str; 3] = ["08", "57", "58"];
-    of_postgres(error).is_some_and(|refused| {
-        !UNKNOWN
-            .iter()
-            .any(|class| refused.code().starts_with(class))
-    })
+    let certain = ["25006", "55P03", "40P01"];
+    of_postgres(error).is_some_and(|refused| certain.contains(&refused.code()))
 }
 
 /// Formats an error like [`chain`], and escapes the name of this resource like [`shown`].

@@ -80,7 +80,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let reset = self.in_transaction(limits, async |on| DB::reset(on, resource, token).await);
         let granted = reset.await.inspect_err(|error| {
             if let AdmitError::Unavailable(cause) = error
-                && Failure::of(cause).may_be_committed()
+                && !Failure::of(cause).cannot_write()
             {
                 tracing::warn!(
                     resource = name,

@@ -31,7 +31,7 @@ async function ask(to, init) {
   const body = parsed(text);
   if (answer.ok && body !== null) return body;
   const error = refused(answer.status, body);
-  if (isChange && body?.type?.endsWith("#store-unavailable")) {
+  if (isChange && String(body?.type).endsWith("#store-unavailable")) {
     error.message += ". The change may have been made nevertheless.";
   }
   throw error;

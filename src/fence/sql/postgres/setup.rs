@@ -203,8 +203,8 @@ impl Setup for Postgres {
         // which any role can take. The search path excludes schemas in which another role may have
         // created operators and functions. At a stricter isolation level, a statement that has
         // waited for a lock would not see the changes of the transaction that held the lock. If
-        // this process vanishes, the last two settings end its session and release its locks. Old
-        // servers, which the migration refuses, do not have both.
+        // this process vanishes, the last two settings end its session and release its locks.
+        // Postgres 13, which the migration refuses, lacks the second one.
         conn.execute(
             "SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp; \
              SET default_transaction_isolation = 'read committed'; \
