@@ -112,8 +112,8 @@ fn of_postgres<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e PgDatabaseErr
     refused?.try_downcast_ref()
 }
 
-/// Returns whether it is certain that a statement has changed nothing: the database is read-only, or
-/// the statement timed out while it waited for a lock, or lost a deadlock.
+/// Returns whether it is certain that a statement has changed nothing: the database is read-only,
+/// or the statement timed out while it waited for a lock, or lost a deadlock.
 pub fn is_refused(error: &(dyn Error + 'static)) -> bool {
     let certain = ["25006", "55P03", "40P01"];
     of_postgres(error).is_some_and(|refused| certain.contains(&refused.code()))
