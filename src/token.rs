@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Each grant of a lease on a resource has a higher token than all earlier grants on that resource.
 /// The upper bound, 999 999 999 999 999, is that of an [RFC 9651] Integer. It also fits an `i64`
 /// and a JavaScript number. Any issuer of increasing integers can produce tokens: this crate's
-/// issuers, etcd revisions, ZooKeeper zxids, and
-/// [others](crate::guide::other_lock_servers).
+/// issuers, etcd revisions, ZooKeeper zxids, and [others](crate::guide::other_lock_servers).
 ///
 /// ```
 /// use tower_fence::Token;

@@ -1,5 +1,4 @@
-//! Acquire and release over HTTP: the issuer compared with the locks of etcd, with 16
-//! connections.
+//! Acquire and release over HTTP: the issuer compared with the locks of etcd, with 16 connections.
 
 use std::net::SocketAddr;
 

@@ -141,8 +141,8 @@ pub struct Health {
 
 /// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU, and the
 /// handler reads in the transaction of the request. If each handler took a second connection of the
-/// pool, concurrent requests could wait for each other's connections. The layer has
-/// not checked the SKU of a read without a token, so this handler does.
+/// pool, concurrent requests could wait for each other's connections. The layer has not checked the
+/// SKU of a read without a token, so this handler does.
 async fn show<DB: Stock>(
     tx: Option<FencedTx<DB>>,
     State(pool): State<Pool<DB>>,

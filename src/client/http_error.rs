@@ -68,7 +68,7 @@ pub enum HttpError {
     Unexpected {
         /// The status of the response.
         status: StatusCode,
-        /// The problem document, if the response contains one.
+        /// The problem document, if the response contains one and is not a success.
         problem: Option<Value>,
     },
 }

@@ -64,11 +64,11 @@ impl Failure {
         let text = self
             .text
             .replace("call `Fence::migrate`", "run `tower-fence migrate`")
-            .replace("Call `Fence::migrate`", "Run `tower-fence migrate`");
-        let text = text.replace(
-            "migrate without failover detection",
-            "migrate with --no-failover-detection",
-        );
+            .replace("Call `Fence::migrate`", "Run `tower-fence migrate`")
+            .replace(
+                "migrate without failover detection",
+                "migrate with --no-failover-detection",
+            );
         let hint = if text.starts_with(NO_ANSWER) && text.contains("refused") {
             "; start the server with `tower-fence serve`, or name another one with --url"
         } else if text.contains("permission denied for database \"") {
