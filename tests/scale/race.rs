@@ -28,7 +28,11 @@ use crate::support::{
 
 const RESOURCES: usize = 5;
 const WRITERS: usize = 8;
-const FOR: Duration = Duration::from_secs(20);
+/// The number of rounds, each with a move of a shard and a failure.
+const ROUNDS: usize = 8;
+/// The number of moves that must succeed, and the time for further rounds that only repeat moves.
+const MOVES: usize = 4;
+const FOR_MOVES: Duration = Duration::from_secs(120);
 
 /// The outcome of one attempt, as the writer sees it.
 enum Attempt {
@@ -156,6 +160,18 @@ async fn crash(server: &mut PostgresServer) {
     server.restart().await;
 }
 
+/// Crashes the coordinator while writers wait until their COMMIT is on disk. Their workers have
+/// committed by then.
+async fn crash_in_commits(cluster: &mut Cluster) {
+    let in_commit = "SELECT count(*) FROM pg_stat_activity \
+         WHERE application_name = 'writer' AND state = 'active' AND query LIKE '%COMMIT%'";
+    eventually("writers commit", async || {
+        cluster.read::<i64>(in_commit).await >= 2
+    })
+    .await;
+    crash(&mut cluster.coordinator).await;
+}
+
 /// Runs writers with this check while shards move, sessions end and servers crash. Returns the
 /// faults found afterwards, and the number of acknowledged writes.
 async fn faults_of(cluster: &mut Cluster, check: Check) -> (Vec<String>, usize) {
@@ -180,7 +196,7 @@ async fn faults_of(cluster: &mut Cluster, check: Check) -> (Vec<String>, usize) 
         .collect();
     let began = Instant::now();
     let (mut moves, mut rounds) = (0, 0);
-    while began.elapsed() < FOR || (moves < 4 && began.elapsed() < 6 * FOR) {
+    while rounds < ROUNDS || (moves < MOVES && began.elapsed() < FOR_MOVES) {
         let sku = format!("sku-{}", rand::random_range(0..RESOURCES));
         let to = 1 - cluster.worker_of(&sku).await;
         let (moved, ()) = tokio::join!(cluster.try_move_shard(&sku, to), end_sessions(cluster));
@@ -191,20 +207,21 @@ async fn faults_of(cluster: &mut Cluster, check: Check) -> (Vec<String>, usize) 
         rounds += 1;
         // If a move and a write wait for each other, Citus often cancels the move. The rounds that
         // only repeat moves are short.
-        if began.elapsed() >= FOR {
-            continue;
-        }
         match rounds % 4 {
-            1 => crash(&mut cluster.workers[0]).await,
-            2 => {}
-            _ => crash(&mut cluster.coordinator).await,
+            _ if rounds > ROUNDS => {}
+            0 => {}
+            2 => crash(&mut cluster.workers[0]).await,
+            _ => crash_in_commits(cluster).await,
         }
     }
     ended.store(true, SeqCst);
     for writer in writers {
         writer.await.unwrap();
     }
-    assert!(moves >= 4, "{moves} shards have moved in {rounds} rounds");
+    assert!(
+        moves >= MOVES,
+        "{moves} shards have moved in {rounds} rounds"
+    );
     settle(cluster).await;
     let ledger = std::mem::take(&mut *ledger.lock().unwrap());
     let acknowledged = ledger
@@ -316,8 +333,8 @@ async fn plain_table_on_the_coordinator_repeats_writes() {
         )
         .await;
     let plain = Check::PlainTable(writers_pool(&cluster).await);
-    // The fault appears only if a crash occurs during a COMMIT, after the worker and before the
-    // coordinator has committed.
+    // A write is repeated only if its writer retries after the crash before a writer with a higher
+    // token does.
     for _ in 0..5 {
         let (faults, acknowledged) = faults_of(&mut cluster, plain.clone()).await;
         println!("{acknowledged} writes were acknowledged: {faults:?}");
