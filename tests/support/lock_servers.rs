@@ -12,7 +12,7 @@ use tokio::{
 use super::{
     etcd::EtcdCluster,
     ports::free_port,
-    process::{Process, family, python, send_signal, try_signal},
+    process::{Process, family, send_signal, try_signal},
 };
 
 /// A ZooKeeper ensemble of one server, which elects itself as the leader at each start.
@@ -122,9 +122,9 @@ impl ZooKeeper {
     /// Like [`holder`](Self::holder), with a session timeout in seconds, and a time between the
     /// read and the write.
     pub fn holder_with(&self, session: u64, sku: &str, inventory: &str, thinking: f64) -> Holder {
-        let mut command = python("examples/zookeeper.py");
+        let mut command = Command::new(super::variable("TEST_PYTHON"));
         command
-            .arg(sku)
+            .args(["examples/zookeeper.py", sku])
             .env("ZOOKEEPER_HOSTS", self.hosts())
             .env("SESSION", session.to_string())
             .env("INVENTORY_URL", inventory)

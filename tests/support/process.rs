@@ -298,13 +298,6 @@ pub fn psql(url: &str) -> Command {
     command
 }
 
-/// Returns a command for Python with psycopg.
-pub fn python(script: &str) -> Command {
-    let mut command = Command::new(super::variable("TEST_PYTHON"));
-    command.arg(script);
-    command
-}
-
 /// Returns the path of an example. `tests/run` builds the examples first.
 pub fn binary(example: &str) -> PathBuf {
     built(&format!("examples/{example}"))
