@@ -1,12 +1,7 @@
 //! SQL functions, each broken by a small change. The traces detect each change.
 
-use sqlx::{AssertSqlSafe, query_scalar};
-
 use super::{broken::Change, fence, fence_floors, fence_real::Functions};
-
-/// A part of the message with which a trace fails if the database differs from the model. The
-/// message lists the steps.
-const MESSAGE_PART: &str = "Grant(";
+use crate::support::database::read;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn traces_of_the_fence_detect_broken_functions() {
@@ -33,41 +28,28 @@ async fn traces_of_the_fence_detect_broken_functions() {
             "r.history = here AND (r.max_token <> raised_to",
         ),
     ] {
-        let change = Change { text, by };
-        let functions = broken(function, change).await;
-        let traces = fence::by_functions(&functions);
-        change.is_found(traces, MESSAGE_PART).await;
+        is_found(function, Change { text, by }, fence::by_functions).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn traces_of_floors_detect_broken_functions() {
-    for (function, text, by) in [
-        (
-            "try_admit",
-            "own_partition, here) < try_admit.token",
-            "own_partition, here) IS NOT NULL",
-        ),
-        (
-            "try_raise",
-            "own_partition, here) < try_raise.token",
-            "own_partition, here) IS NOT NULL",
-        ),
+    let by = "own_partition, here) IS NOT NULL";
+    for (function, text) in [
+        ("try_admit", "own_partition, here) < try_admit.token"),
+        ("try_raise", "own_partition, here) < try_raise.token"),
     ] {
-        let change = Change { text, by };
-        let functions = broken(function, change).await;
-        let traces = fence_floors::by_functions(&functions);
-        change.is_found(traces, MESSAGE_PART).await;
+        is_found(function, Change { text, by }, fence_floors::by_functions).await;
     }
 }
 
-async fn broken(function: &str, change: Change) -> Functions {
+/// Breaks a function. The traces must detect the change.
+async fn is_found(function: &str, change: Change, traces: impl AsyncFn(&Functions)) {
     let functions = Functions::new().await;
     let db = &functions.db;
     let shown = format!("SELECT pg_get_functiondef('tower_fence.{function}'::regproc)");
-    let shown = query_scalar(AssertSqlSafe(shown)).fetch_one(&db.pool).await;
-    let whole: String = shown.unwrap();
+    let whole: String = read(&db.pool, &shown).await;
     assert_eq!(whole.matches(change.text).count(), 1, "{whole}");
     db.execute(&change.applied(&whole)).await;
-    functions
+    change.is_found(traces(&functions)).await;
 }

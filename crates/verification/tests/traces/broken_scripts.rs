@@ -32,9 +32,7 @@ async fn walks_of_a_quorum_detect_broken_scripts() {
         ("token, lease.mark or ''", "token, '0'"),
     ] {
         let change = Change { text, by };
-        change
-            .is_found(quorum::lose_keys(Some(change)), "by seed")
-            .await;
+        change.is_found(quorum::lose_keys(Some(change))).await;
     }
 }
 
@@ -53,6 +51,6 @@ async fn walks_of_the_queue_detect_broken_scripts() {
         ("QUEUE, 'NX', ", "QUEUE, "),
     ] {
         let change = Change { text, by };
-        change.is_found(queue::walks(Some(change)), "").await;
+        change.is_found(queue::walks(Some(change))).await;
     }
 }

@@ -1,17 +1,14 @@
-//! A request of a trace to the layer, whose handler executes one step at a time.
-
-use std::sync::Arc;
+//! A request of a trace to the layer, whose handler leaves its transaction to the trace.
 
 use axum::{
     Extension, Router,
     body::{Body, to_bytes},
     http::{Request, StatusCode},
-    response::{IntoResponse, Response},
 };
 use tokio::{
     sync::{
-        Mutex,
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        oneshot,
     },
     task::JoinHandle,
 };
@@ -24,8 +21,6 @@ use crate::support::database::TestDatabase;
 pub enum Event {
     /// The tokens were admitted, and the handler was called.
     Called,
-    /// The result of a statement; `None` if it failed.
-    Ran(Option<i64>),
     Answered(Answer),
 }
 
@@ -36,34 +31,23 @@ pub struct Answer {
     pub is_replay: bool,
 }
 
-enum Order {
-    Run(String),
-    Answer(StatusCode, String),
-}
+/// A handler that was called: its transaction, and the sender of its response.
+type Handler<DB> = (FencedTx<DB>, oneshot::Sender<(StatusCode, String)>);
 
-/// The channels of the handler of one request.
-#[derive(Clone)]
-pub struct Script {
-    said: UnboundedSender<Event>,
-    orders: Arc<Mutex<UnboundedReceiver<Order>>>,
-}
+/// The extension of a request, through which its handler passes its transaction to the test.
+type Calls<DB> = UnboundedSender<Handler<DB>>;
 
-pub struct Call {
-    events: UnboundedReceiver<Event>,
-    orders: UnboundedSender<Order>,
+pub struct Call<DB: TestDatabase> {
+    calls: UnboundedReceiver<Handler<DB>>,
+    handler: Option<Handler<DB>>,
     request: JoinHandle<Answer>,
 }
 
-impl Call {
+impl<DB: TestDatabase> Call<DB> {
     /// Sends a request to a service whose handler is [`follow`].
     pub fn send(service: Router, mut request: Request<Body>) -> Self {
-        let (said, events) = unbounded_channel();
-        let (orders, received) = unbounded_channel();
-        let orders_of_it = Arc::new(Mutex::new(received));
-        request.extensions_mut().insert(Script {
-            said,
-            orders: orders_of_it,
-        });
+        let (called, calls): (Calls<DB>, _) = unbounded_channel();
+        request.extensions_mut().insert(called);
         let request = tokio::spawn(async move {
             let response = service.oneshot(request).await.unwrap();
             let is_replay = response.headers().contains_key("idempotent-replayed");
@@ -76,70 +60,76 @@ impl Call {
             }
         });
         Self {
-            events,
-            orders,
+            calls,
+            handler: None,
             request,
         }
     }
 
-    /// Waits for the next event: the call of the handler, the result of a statement, or the
-    /// response.
+    /// Waits for the next event: the call of the handler, or the response.
     pub async fn next(&mut self) -> Event {
         tokio::select! {
             biased;
-            Some(event) = self.events.recv() => event,
+            Some(handler) = self.calls.recv() => {
+                self.handler = Some(handler);
+                Event::Called
+            }
             answer = &mut self.request => Event::Answered(answer.unwrap()),
+        }
+    }
+
+    /// Waits for the response, which must be the next event.
+    pub async fn next_answer(&mut self) -> Answer {
+        match self.next().await {
+            Event::Answered(answer) => answer,
+            Event::Called => panic!("the handler was called"),
         }
     }
 
     /// Whether no event has happened yet.
     pub fn is_silent(&self) -> bool {
-        self.events.is_empty() && !self.request.is_finished()
+        self.calls.is_empty() && !self.request.is_finished()
     }
 
-    /// Makes the handler run a statement that returns a number.
+    /// Runs a statement that returns a number in the transaction of the handler.
     pub async fn run(&mut self, sql: &str) -> Option<i64> {
-        self.orders.send(Order::Run(sql.to_owned())).unwrap();
-        match self.next().await {
-            Event::Ran(number) => number,
-            other => panic!("{other:?}"),
-        }
+        let (tx, _) = self.handler.as_mut().unwrap();
+        DB::number(tx, sql).await.ok()
     }
 
     /// Makes the handler answer, and waits for the response of the layer.
     pub async fn answer(&mut self, status: StatusCode, text: &str) -> Answer {
         self.order_answer(status, text);
-        match self.next().await {
-            Event::Answered(answer) => answer,
-            other => panic!("{other:?}"),
-        }
+        self.next_answer().await
     }
 
     /// Makes the handler answer, and does not wait.
-    pub fn order_answer(&self, status: StatusCode, text: &str) {
-        let answer = Order::Answer(status, text.to_owned());
-        self.orders.send(answer).unwrap();
+    pub fn order_answer(&mut self, status: StatusCode, text: &str) {
+        let (tx, response) = self.handler.take().unwrap();
+        drop(tx);
+        response.send((status, text.to_owned())).unwrap();
     }
 
     /// Disconnects the client.
     pub async fn cancel(self) {
+        // The handler does not answer before the request is cancelled.
+        let _response = self.handler.map(|(tx, response)| {
+            drop(tx);
+            response
+        });
         self.request.abort();
         assert!(self.request.await.unwrap_err().is_cancelled());
     }
 }
 
-/// The handler, which executes the commands of the test.
-pub async fn follow<DB: TestDatabase>(script: Extension<Script>, mut tx: FencedTx<DB>) -> Response {
-    let mut orders = script.orders.lock().await;
-    script.said.send(Event::Called).unwrap();
-    while let Some(order) = orders.recv().await {
-        match order {
-            Order::Run(sql) => {
-                let number = DB::number(&mut tx, &sql).await.ok();
-                script.said.send(Event::Ran(number)).unwrap();
-            }
-            Order::Answer(status, text) => return (status, text).into_response(),
-        }
-    }
-    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+/// The handler, which leaves its transaction and its response to the test.
+pub async fn follow<DB: TestDatabase>(
+    Extension(calls): Extension<Calls<DB>>,
+    tx: FencedTx<DB>,
+) -> (StatusCode, String) {
+    let (response, answer) = oneshot::channel();
+    // Both channels fail only if the test has ended.
+    let _ = calls.send((tx, response));
+    let failed = (StatusCode::INTERNAL_SERVER_ERROR, String::new());
+    answer.await.unwrap_or(failed)
 }

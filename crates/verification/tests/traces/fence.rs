@@ -12,24 +12,21 @@ use axum::{
     http::{Request as HttpRequest, StatusCode},
     routing::get,
 };
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::RngExt;
 use sqlx::{Postgres, Sqlite};
 use tokio::task::JoinHandle;
 use tower_fence::{FenceLayer, PathParam, Resource, TokenUse};
 use tower_fence_model::{
-    Model,
-    fence::writes::{
-        Attempt, Data, Faults, MOVE, Mode, Request, Stage, State, Step, Verdict, Who, Writes,
-    },
+    fence::writes::{Attempt, Data, Faults, MOVE, Mode, Request, Stage, Step, Who, Writes},
     search::Rules,
 };
 
 use super::{
     call::{Call, Event, follow},
-    drawn::Drawn,
     fence_failover::{self, Standby},
-    fence_real::{Crate, Functions, Key, Real, SingleOutcome, SingleWrite, Stale},
+    fence_real::{Crate, Functions, Key, Real, SingleOutcome, SingleWrite, Stale, stock},
     sessions::{IN_TRANSACTION, SESSION, WAITING, end_sessions, sessions_wait},
+    walk::{Drawn, Walk},
 };
 use crate::support::database::TestDatabase;
 
@@ -39,26 +36,14 @@ const OF_FUNCTIONS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crate_on_postgres_matches_the_model_of_the_fence() {
-    take_traces(
-        &Crate::<Postgres>::new().await,
-        TRACES,
-        Mode::all(),
-        false,
-        &[],
-    )
-    .await;
+    let real = Crate::<Postgres>::new().await;
+    take_traces(&real, TRACES, Mode::all(), false, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crate_on_sqlite_matches_the_model_of_the_fence() {
-    take_traces(
-        &Crate::<Sqlite>::new().await,
-        TRACES,
-        Mode::all(),
-        true,
-        &["SwallowError"],
-    )
-    .await;
+    let real = Crate::<Sqlite>::new().await;
+    take_traces(&real, TRACES, Mode::all(), true, &["SwallowError"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,9 +90,9 @@ async fn take_traces<R: Real>(
         let reads_by_itself = mode.at_once && !mode.announced && !mode.writes_back;
         let traces = if reads_by_itself { 4 * traces } else { traces };
         for seed in 0..traces {
-            let trace = Trace::begin(real, &world, mode, seed).await;
-            let trace = trace.run(&mut drawn).await;
-            steps += trace.taken.len();
+            let walk = Walk::begin(&world, seed, &mut drawn);
+            let trace = Trace::begin(real, mode, walk).await.run().await;
+            steps += trace.walk.taken.len();
             overtaken += trace.overtaken;
         }
     }
@@ -121,18 +106,14 @@ async fn take_traces<R: Real>(
 enum FencedRead<R: Real> {
     /// A request to the layer, and whether it reads in its transaction. The lock of the row also
     /// protects reads on another connection.
-    Request(Call, bool),
+    Request(Box<Call<R::DB>>, bool),
     Transaction(R::Open),
 }
 
 /// One trace, on a resource of its own.
 pub(super) struct Trace<'a, R: Real> {
     real: &'a R,
-    pub(super) world: &'a Writes,
-    pub(super) seed: u64,
-    pub(super) random: StdRng,
-    pub(super) state: State,
-    taken: Vec<Step>,
+    pub(super) walk: Walk<'a, Writes>,
     resource: Resource,
     open: HashMap<Key, R::Open>,
     /// The fenced reads that were admitted and not yet answered.
@@ -146,10 +127,10 @@ pub(super) struct Trace<'a, R: Real> {
 }
 
 impl<'a, R: Real> Trace<'a, R> {
-    async fn begin(real: &'a R, world: &'a Writes, mode: Mode, seed: u64) -> Self {
+    async fn begin(real: &'a R, mode: Mode, walk: Walk<'a, Writes>) -> Self {
         let name = format!(
-            "{}-{}-{}-{}-{seed}",
-            mode.announced, mode.single_use, mode.at_once, mode.writes_back
+            "{}-{}-{}-{}-{}",
+            mode.announced, mode.single_use, mode.at_once, mode.writes_back, walk.seed
         );
         let resource = Resource::new(&name).unwrap();
         if has_sessions::<R::DB>() {
@@ -161,11 +142,7 @@ impl<'a, R: Real> Trace<'a, R> {
         real.database().execute(&insert).await;
         Self {
             real,
-            world,
-            seed,
-            random: StdRng::seed_from_u64(seed),
-            state: world.init_states().remove(0),
-            taken: vec![],
+            walk,
             resource,
             open: HashMap::new(),
             reads: HashMap::new(),
@@ -176,14 +153,10 @@ impl<'a, R: Real> Trace<'a, R> {
     }
 
     /// Takes steps until none is possible.
-    async fn run(mut self, drawn: &mut Drawn) -> Self {
-        while let Some(step) = self.draw(drawn) {
-            let after = self.world.next_state(&self.state, step).unwrap();
-            self.taken.push(step);
-            drawn.was_taken(&step);
-            drawn.was_reached(self.world, &after);
-            self.take(step, &after).await;
-            self.state = after;
+    async fn run(mut self) -> Self {
+        while let Some(step) = self.draw() {
+            self.walk.go(step);
+            self.take(step).await;
             // If a single statement can proceed, the database is ahead of the model, so the two are
             // compared later.
             if self.next_of_single().is_none() {
@@ -196,22 +169,21 @@ impl<'a, R: Real> Trace<'a, R> {
 
     /// Compares the outcome of the single statement with the model, if the model has an outcome.
     async fn end_single(&mut self) {
-        let is_over = |key: Key| {
-            let attempt = self.state.attempt(key.0, key.1);
-            matches!(attempt, Attempt::Committed | Attempt::Over)
+        let state = &self.walk.state;
+        let is_over = |((who, request), _): &mut (Key, _)| {
+            matches!(
+                state.attempt(*who, *request),
+                Attempt::Committed | Attempt::Over
+            )
         };
-        if !self.single.as_ref().is_some_and(|single| is_over(single.0)) {
+        let Some(((who, _), written)) = self.single.take_if(is_over) else {
             return;
-        }
-        let ((who, _), written) = self.single.take().unwrap();
-        let written = written.await.unwrap();
-        match (self.taken.last(), written) {
-            (Some(Step::Admit(..)), Some(Err(stale))) => {
-                self.is_refusal(self.token_of(&self.state, who), stale, &self.state)
-            }
-            (Some(Step::Admit(..)), written) => panic!("{written:?}: {}", self.description()),
+        };
+        match (self.walk.taken.last(), written.await.unwrap()) {
+            (Some(Step::Admit(..)), Some(Err(stale))) => self.is_refusal(self.token_of(who), stale),
+            (Some(Step::Admit(..)), written) => panic!("{written:?}"),
             (last, written) => {
-                assert_eq!(written, Some(Ok(true)), "{}", self.description());
+                assert_eq!(written, Some(Ok(true)));
                 // The second attempt has written, in a transaction.
                 self.overtaken += usize::from(matches!(last, Some(Step::Commit(..))));
             }
@@ -220,45 +192,37 @@ impl<'a, R: Real> Trace<'a, R> {
 
     /// Checks the `max_token` of a refusal. The crate may refuse a token because of a cached value.
     /// This value may be lower than the current one, but not lower than the token.
-    fn is_refusal(&self, token: i64, stale: Stale, after: &State) {
-        let why = self.description();
-        let known = token..=real_token(after.committed.row.max_token);
-        assert!(known.contains(&stale.0), "{stale:?}: {why}");
+    fn is_refusal(&self, token: i64, stale: Stale) {
+        let known = token..=self.max_token();
+        assert!(known.contains(&stale.0), "{stale:?} for {token}");
     }
 
     async fn compare(&self) {
-        let why = self.description();
-        let max_token = self.real.max_token(&self.resource).await.unwrap();
-        assert_eq!(max_token, self.max_token(), "{why}");
-        let n = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
-        let n = self.real.database().number(&n).await;
-        assert_eq!(n, number(self.state.committed.data), "{why}");
+        let max_token = self.real.max_token(&self.resource).await;
+        assert_eq!(max_token, Some(self.max_token()));
+        let n = stock(self.real.database(), &self.resource).await;
+        assert_eq!(n, number(self.walk.state.committed.data));
     }
 
-    async fn take(&mut self, step: Step, after: &State) {
-        let why = self.description();
+    async fn take(&mut self, step: Step) {
         match step {
             // After a failover, the old epochs are stale.
-            Step::Grant(_) if after.timeline > 0 => {
+            Step::Grant(_) if self.walk.state.timeline > 0 => {
                 fence_failover::hand_out(self.real.database(), &self.resource).await;
             }
             Step::AnswerGrant(who) => {
-                let announced = self
-                    .real
-                    .announce(&self.resource, self.token_of(after, who), who);
-                let expected = after.holder(who).stage != Stage::Superseded;
-                assert_eq!(announced.await, expected, "{why}");
+                let announced = self.real.announce(&self.resource, self.token_of(who), who);
+                let expected = self.walk.state.holder(who).stage != Stage::Superseded;
+                assert_eq!(announced.await, expected);
             }
-            Step::AdmitRead(who) => self.admit_read(who, after).await,
-            Step::Read(who) => self.take_read(who, after).await,
+            Step::AdmitRead(who) => self.admit_read(who).await,
+            Step::Read(who) => self.take_read(who).await,
             Step::CommitRead(who) => match self.reads.remove(&who).unwrap() {
                 FencedRead::Request(mut call, _) => {
                     let answer = call.answer(StatusCode::OK, "").await;
-                    assert_eq!(answer.status, StatusCode::OK, "{why}");
+                    assert_eq!(answer.status, StatusCode::OK);
                 }
-                FencedRead::Transaction(open) => {
-                    assert!(self.real.commit(open).await, "{why}");
-                }
+                FencedRead::Transaction(open) => assert!(self.real.commit(open).await),
             },
             Step::EndRead(who) => {
                 let read = self.reads.remove(&who).unwrap();
@@ -267,61 +231,48 @@ impl<'a, R: Real> Trace<'a, R> {
             Step::BeginStatement(who, request) => {
                 let what = SingleWrite {
                     resource: self.resource.clone(),
-                    token: self.token_of(after, who),
+                    token: self.token_of(who),
                     token_use: self.token_use(),
                     sql: self.single_statement(who, request),
                 };
                 let written = self.real.write((who, request), what);
                 self.single = Some(((who, request), written));
-                if after.is_open() {
+                if self.walk.state.is_open() {
                     sessions_wait(self.real.database(), 1).await;
                 }
             }
             Step::Admit(who, request) if !self.is_single(who, request) => {
-                let token = self.token_of(after, who);
-                let key = (who, request);
+                let (key, token) = ((who, request), self.token_of(who));
                 let admitted = self
                     .real
                     .admit(key, &self.resource, token, self.token_use());
-                let expected = after.attempt(who, request) == Attempt::Admitted;
-                match admitted.await {
-                    Ok(open) => {
-                        assert!(expected, "{why}");
-                        self.open.insert(key, open);
-                    }
-                    Err(stale) => {
-                        assert!(!expected, "{why}");
-                        self.is_refusal(token, stale, after);
-                    }
+                let admitted = admitted.await;
+                let expected = self.walk.state.attempt(who, request) == Attempt::Admitted;
+                assert_eq!(admitted.is_ok(), expected);
+                match admitted {
+                    Ok(open) => drop(self.open.insert(key, open)),
+                    Err(stale) => self.is_refusal(token, stale),
                 }
             }
             Step::Write(who, request) if !self.is_single(who, request) => {
                 let sql = self.statement(who, request);
                 let open = self.open.get_mut(&(who, request)).unwrap();
-                assert!(self.real.execute(open, &sql).await, "{why}");
+                R::DB::run(open, &sql).await;
             }
             Step::Commit(who, request) if !self.is_single(who, request) => {
-                let open = self.open.remove(&(who, request)).unwrap();
-                assert!(self.real.commit(open).await, "{why}");
+                assert!(self.commit(who, request).await);
             }
             Step::SwallowError(who, request) => {
                 let open = self.open.get_mut(&(who, request)).unwrap();
-                assert!(
-                    !self
-                        .real
-                        .execute(open, "INSERT INTO nowhere VALUES (1)")
-                        .await
-                );
+                let failing = "INSERT INTO nowhere VALUES (1)";
+                assert!(R::DB::execute(open, failing).await.is_err());
             }
-            Step::CommitAborted(who, request) => {
-                let open = self.open.remove(&(who, request)).unwrap();
-                assert!(!self.real.commit(open).await, "{why}");
-            }
+            Step::CommitAborted(who, request) => assert!(!self.commit(who, request).await),
             Step::CommitFails(who, request) if has_sessions::<R::DB>() => {
-                let mut open = self.open.remove(&(who, request)).unwrap();
-                let session = self.real.number(&mut open, SESSION).await;
+                let open = self.open.get_mut(&(who, request)).unwrap();
+                let session = R::DB::number(open, SESSION).await.unwrap();
                 end_sessions(self.real.database(), &format!("pid = {session}")).await;
-                assert!(!self.real.commit(open).await, "{why}");
+                assert!(!self.commit(who, request).await);
             }
             Step::Crash if has_sessions::<R::DB>() => self.end_all().await,
             Step::FallBehind => {
@@ -337,8 +288,8 @@ impl<'a, R: Real> Trace<'a, R> {
             }
             // A single statement itself moves the tokens up, unless its token was stale before the
             // failover.
-            Step::CatchUp if self.single_is_alive(after) => {}
-            Step::CatchUp => self.catch_up(after).await,
+            Step::CatchUp if self.single_is_alive() => {}
+            Step::CatchUp => self.catch_up().await,
             // SQLite has no server: only the process crashes.
             Step::Crash => {
                 for open in std::mem::take(&mut self.open).into_values() {
@@ -356,19 +307,24 @@ impl<'a, R: Real> Trace<'a, R> {
                 self.real.roll_back(open).await;
             }
             Step::AnswerFailure(who, _) => {
-                let token = self.token_of(after, who);
+                let token = self.token_of(who);
                 let raised = self.real.raise(&self.resource, token).await;
-                let expected = token > real_token(after.committed.row.max_token);
-                assert_eq!(raised.is_ok(), expected, "{why}");
+                assert_eq!(raised.is_ok(), token > self.max_token());
             }
             // The other steps do not reach the database.
             _ => {}
         }
     }
 
-    fn single_is_alive(&self, after: &State) -> bool {
+    /// Commits a request. Returns whether the COMMIT was confirmed.
+    async fn commit(&mut self, who: Who, request: Request) -> bool {
+        let open = self.open.remove(&(who, request)).unwrap();
+        self.real.commit(open).await
+    }
+
+    fn single_is_alive(&self) -> bool {
         let single = self.single.as_ref().map(|single| single.0);
-        single.is_some_and(|(who, _)| after.holder(who).token > after.committed.row.max_token)
+        single.is_some_and(|(who, _)| self.token_of(who) > self.max_token())
     }
 
     /// Terminates all sessions with an open transaction. Their COMMITs must then fail.
@@ -377,50 +333,43 @@ impl<'a, R: Real> Trace<'a, R> {
         if let Some((_, waiting)) = self.single.take() {
             // The waiting session is terminated first. Otherwise it could lock the row.
             end_sessions(db, WAITING).await;
-            assert_eq!(waiting.await.unwrap(), None, "{}", self.description());
+            assert_eq!(waiting.await.unwrap(), None);
         }
         end_sessions(db, IN_TRANSACTION).await;
         for open in std::mem::take(&mut self.open).into_values() {
-            assert!(!self.real.commit(open).await, "{}", self.description());
+            assert!(!self.real.commit(open).await);
         }
         for read in std::mem::take(&mut self.reads).into_values() {
             match read {
                 FencedRead::Request(call, _) => call.cancel().await,
-                FencedRead::Transaction(open) => {
-                    assert!(!self.real.commit(open).await, "{}", self.description());
-                }
+                FencedRead::Transaction(open) => assert!(!self.real.commit(open).await),
             }
         }
     }
 
     /// Moves the row to the new timeline with a request whose token was valid before the failover.
-    async fn catch_up(&mut self, after: &State) {
-        let stale_token = i64::from(MOVE - 1);
-        if !R::IS_CRATE || self.random.random() {
-            let key = (Who::Stranger, Request::Again);
-            let admitted = self
-                .real
-                .admit(key, &self.resource, stale_token, self.token_use());
-            match admitted.await {
-                Ok(_) => panic!("{}", self.description()),
-                Err(stale) => self.is_refusal(stale_token, stale, after),
-            }
-            if !R::IS_CRATE {
-                fence_failover::catch_up(self.real.database(), &self.resource).await;
-            }
-        } else {
-            let announced = self
-                .real
-                .announce(&self.resource, stale_token, Who::Stranger);
-            assert!(!announced.await, "{}", self.description());
+    async fn catch_up(&mut self) {
+        let (name, stale_token) = (&self.resource, i64::from(MOVE - 1));
+        if R::IS_CRATE && !self.walk.random.random::<bool>() {
+            let announced = self.real.announce(name, stale_token, Who::Stranger);
+            return assert!(!announced.await);
+        }
+        let key = (Who::Stranger, Request::Again);
+        let admitted = self.real.admit(key, name, stale_token, self.token_use());
+        self.is_refusal(
+            stale_token,
+            admitted.await.err().expect("the token is stale"),
+        );
+        if !R::IS_CRATE {
+            fence_failover::catch_up(self.real.database(), name).await;
         }
     }
 
-    async fn admit_read(&mut self, who: Who, after: &State) {
-        let token = self.token_of(after, who);
-        let expected = after.holder(who).stage == Stage::Admitted;
+    async fn admit_read(&mut self, who: Who) {
+        let token = self.token_of(who);
+        let expected = self.walk.state.holder(who).stage == Stage::Admitted;
         if R::IS_CRATE {
-            let in_transaction = self.random.random();
+            let in_transaction = self.walk.random.random();
             let layer = FenceLayer::new(self.real.database().fence(), PathParam("sku"));
             let app = Router::new()
                 .route("/{sku}", get(follow::<R::DB>))
@@ -431,40 +380,34 @@ impl<'a, R: Real> Trace<'a, R> {
             let mut call = Call::send(app, request.unwrap());
             match call.next().await {
                 Event::Called if expected => {
-                    let read = FencedRead::Request(call, in_transaction);
+                    let read = FencedRead::Request(Box::new(call), in_transaction);
                     self.reads.insert(who, read);
                 }
                 Event::Answered(answer) if !expected => {
-                    let refused = StatusCode::PRECONDITION_FAILED;
-                    assert_eq!(answer.status, refused, "{}", self.description());
+                    assert_eq!(answer.status, StatusCode::PRECONDITION_FAILED);
                 }
-                other => panic!("{other:?}: {}", self.description()),
+                other => panic!("{other:?}"),
             }
             return;
         }
         let (key, token_use) = ((who, Request::First), TokenUse::Reusable);
         let admitted = self.real.admit(key, &self.resource, token, token_use);
-        match admitted.await {
-            Ok(open) => {
-                assert!(expected, "{}", self.description());
-                self.reads.insert(who, FencedRead::Transaction(open));
-            }
-            Err(stale) => {
-                assert!(!expected, "{}", self.description());
-                self.is_refusal(token, stale, after);
-            }
+        let admitted = admitted.await;
+        assert_eq!(admitted.is_ok(), expected);
+        match admitted {
+            Ok(open) => drop(self.reads.insert(who, FencedRead::Transaction(open))),
+            Err(stale) => self.is_refusal(token, stale),
         }
     }
 
-    async fn take_read(&mut self, who: Who, after: &State) {
-        let expected = number(after.holder(who).read);
+    async fn take_read(&mut self, who: Who) {
         let sql = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
         let n = match self.reads.get_mut(&who) {
             None | Some(FencedRead::Request(_, false)) => self.real.database().number(&sql).await,
-            Some(FencedRead::Transaction(open)) => self.real.number(open, &sql).await,
+            Some(FencedRead::Transaction(open)) => R::DB::number(open, &sql).await.unwrap(),
             Some(FencedRead::Request(call, true)) => call.run(&sql).await.unwrap(),
         };
-        assert_eq!(n, expected, "{}", self.description());
+        assert_eq!(n, number(self.walk.state.holder(who).read));
     }
 
     /// Disconnects the client of the read, or rolls its transaction back.
@@ -477,9 +420,10 @@ impl<'a, R: Real> Trace<'a, R> {
 
     /// Returns the statement of a holder's transaction.
     fn statement(&self, who: Who, request: Request) -> String {
-        let change = number(self.state.change(who, request, [0; 6]));
-        let n = match self.state.mode.writes_back {
-            true => number(self.state.holder(who).read).to_string(),
+        let state = &self.walk.state;
+        let change = number(state.change(who, request, [0; 6]));
+        let n = match state.mode.writes_back {
+            true => number(state.holder(who).read).to_string(),
             false => "n".to_owned(),
         };
         format!(
@@ -508,25 +452,18 @@ impl<'a, R: Real> Trace<'a, R> {
     }
 
     pub(super) fn max_token(&self) -> i64 {
-        real_token(self.state.committed.row.max_token)
+        real_token(self.walk.state.committed.row.max_token)
     }
 
-    pub(super) fn token_of(&self, state: &State, who: Who) -> i64 {
-        real_token(state.holder(who).token)
+    pub(super) fn token_of(&self, who: Who) -> i64 {
+        real_token(self.walk.state.holder(who).token)
     }
 
     fn token_use(&self) -> TokenUse {
-        match self.state.mode.single_use {
+        match self.walk.state.mode.single_use {
             true => TokenUse::SingleUse,
             false => TokenUse::Reusable,
         }
-    }
-
-    /// Describes the executed steps, for the message of a failure.
-    fn description(&self) -> String {
-        let holders = self.state.holders.iter();
-        let verdicts: Vec<[Verdict; 2]> = holders.map(|one| one.verdicts).collect();
-        format!("{}: {:#?}\n{verdicts:?}", self.resource, self.taken)
     }
 }
 

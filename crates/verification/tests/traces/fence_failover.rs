@@ -55,26 +55,19 @@ impl Standby {
     pub async fn of<DB: TestDatabase>(db: &Fresh<DB>, resources: &[Resource]) -> Self {
         let names = resources.iter().map(|resource| format!("'{resource}'"));
         let names = names.collect::<Vec<_>>().join(", ");
-        let copy = |schema: &str, table: &str, which: &str| {
-            format!(
-                "DROP TABLE IF EXISTS standby_{table}; \
-                 CREATE TABLE standby_{table} AS SELECT * FROM {schema}.{table} WHERE {which};"
-            )
-        };
-        let copies = [
-            copy(
-                "tower_fence",
-                "resources",
-                &format!("resource IN ({names})"),
-            ),
-            copy(
-                "tower_fence",
-                "idempotency_keys",
-                &format!("key IN ({names})"),
-            ),
-            copy("public", "stock", &format!("sku IN ({names})")),
-            copy("tower_fence", "floors", "true"),
+        let tables = [
+            ("tower_fence.resources", format!("resource IN ({names})")),
+            ("tower_fence.idempotency_keys", format!("key IN ({names})")),
+            ("tower_fence.floors", "true".to_owned()),
+            ("stock", format!("sku IN ({names})")),
         ];
+        let copies = tables.map(|(table, which)| {
+            let copy = table.trim_start_matches("tower_fence.");
+            format!(
+                "DROP TABLE IF EXISTS standby_{copy}; \
+                 CREATE TABLE standby_{copy} AS SELECT * FROM {table} WHERE {which};"
+            )
+        });
         db.execute(&copies.join(" ")).await;
         Self { names }
     }

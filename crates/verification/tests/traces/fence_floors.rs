@@ -5,28 +5,28 @@
 
 use std::collections::HashMap;
 
-use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::{
+    RngExt,
+    seq::{IndexedRandom, IteratorRandom},
+};
 use sqlx::{Postgres, Sqlite};
-use tower_fence::{LiveTokens, TokenUse, epochs::partition_of};
+use tower_fence::{TokenUse, epochs::partition_of};
 use tower_fence_model::{
     Model,
     fence::{
-        floors::{
-            Attempt, FORGED, Floors, MOVE, Outcome, Removal, Resource, State, Step, Use, Who,
-        },
+        floors::{Attempt, FORGED, Floors, MOVE, Outcome, Resource, State, Step, Use, Who},
         writes,
     },
 };
 
 use super::{
-    drawn::Drawn,
     fence::has_sessions,
     fence_failover::{self, HIGHEST_STALE, Standby},
-    fence_floors_real::{Idle, Partition, real_token},
-    fence_real::{Crate, Functions, Key, Real},
+    fence_real::{Crate, Functions, Key, Real, Stale, max_token_of_row},
     sessions::{IN_TRANSACTION, end_sessions},
+    walk::{Drawn, Walk, possible},
 };
-use crate::support::{database::TestDatabase, fence::token};
+use crate::support::database::TestDatabase;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crate_on_postgres_matches_the_model_of_floors() {
@@ -60,13 +60,8 @@ async fn crate_matches_the_model_of_floors_at_a_failover() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn functions_match_the_model_of_floors_at_a_failover() {
-    take_traces(
-        &Functions::new().await,
-        &failing_over(),
-        60,
-        &[HELD_THROUGH],
-    )
-    .await;
+    let functions = Functions::new().await;
+    take_traces(&functions, &failing_over(), 60, &[HELD_THROUGH]).await;
 }
 
 /// The outcome that the walks of the SQL functions do not reach.
@@ -91,7 +86,7 @@ fn failing_over() -> Floors {
     }
 }
 
-async fn take_traces<R: Partition>(real: &R, world: &Floors, traces: u8, never: &[&str]) {
+async fn take_traces<R: Real>(real: &R, world: &Floors, traces: u8, never: &[&str]) {
     let mut steps = 0;
     let mut removed = 0;
     let mut drawn = Drawn::default();
@@ -99,9 +94,9 @@ async fn take_traces<R: Partition>(real: &R, world: &Floors, traces: u8, never: 
         if has_sessions::<R::DB>() {
             fence_failover::forget(real.database()).await;
         }
-        let trace = Trace::begin(real, world, partition);
-        let trace = trace.run(&mut drawn).await;
-        steps += trace.taken.len();
+        let walk = Walk::begin(world, partition.into(), &mut drawn);
+        let trace = Trace::begin(real, partition, walk).run().await;
+        steps += trace.walk.taken.len();
         removed += trace.removed;
     }
     drawn.are_all_but(never);
@@ -112,10 +107,7 @@ async fn take_traces<R: Partition>(real: &R, world: &Floors, traces: u8, never: 
 /// One trace, in a partition of its own.
 struct Trace<'a, R: Real> {
     real: &'a R,
-    world: &'a Floors,
-    random: StdRng,
-    state: State,
-    taken: Vec<Step>,
+    walk: Walk<'a, Floors>,
     partition: u8,
     names: [tower_fence::Resource; 2],
     open: HashMap<Who, R::Open>,
@@ -125,20 +117,17 @@ struct Trace<'a, R: Real> {
     standby: Option<Standby>,
 }
 
-impl<'a, R: Partition> Trace<'a, R> {
-    fn begin(real: &'a R, world: &'a Floors, partition: u8) -> Self {
+impl<'a, R: Real> Trace<'a, R> {
+    fn begin(real: &'a R, partition: u8, walk: Walk<'a, Floors>) -> Self {
         let names = (0..).map(|n| format!("{partition}-{n}"));
         let names = names.map(|name| tower_fence::Resource::new(name).unwrap());
         let mut names = names.filter(|name| partition_of(name) == partition);
-        let mut name = || names.next().unwrap();
+        let names = [(); 2].map(|()| names.next().unwrap());
         Self {
             real,
-            world,
-            random: StdRng::seed_from_u64(partition.into()),
-            state: world.init_states().remove(0),
-            taken: vec![],
+            walk,
             partition,
-            names: [name(), name()],
+            names,
             open: HashMap::new(),
             removal: None,
             removed: 0,
@@ -146,15 +135,12 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    async fn run(mut self, drawn: &mut Drawn) -> Self {
-        while let Some(steps) = self.draw(drawn) {
-            let before = self.state.clone();
+    async fn run(mut self) -> Self {
+        while let Some(steps) = self.draw() {
+            let before = self.walk.state.clone();
             for step in &steps {
-                self.state = self.world.next_state(&self.state, *step).unwrap();
-                drawn.was_taken(step);
-                drawn.was_reached(self.world, &self.state);
+                self.walk.go(*step);
             }
-            self.taken.extend(&steps);
             self.take(steps[0], &before).await;
             self.compare().await;
         }
@@ -162,24 +148,20 @@ impl<'a, R: Partition> Trace<'a, R> {
     }
 
     /// Draws a step, together with the other steps of the same call.
-    fn draw(&mut self, drawn: &mut Drawn) -> Option<Vec<Step>> {
-        let mut steps = vec![];
-        self.world.actions(&self.state, &mut steps);
-        drawn.was_possible(&steps);
+    fn draw(&mut self) -> Option<Vec<Step>> {
+        let steps = self.walk.possible();
         let calls = steps.into_iter().filter_map(|step| self.call(step));
         let calls: Vec<Vec<Step>> = calls.collect();
-        calls.choose(&mut self.random).cloned()
+        calls.choose(&mut self.walk.random).cloned()
     }
 
     fn call(&mut self, step: Step) -> Option<Vec<Step>> {
-        let mut call = vec![];
-        let mut state = self.state.clone();
+        let (mut call, mut state) = (vec![], self.walk.state.clone());
+        let world = self.walk.world;
         let mut go = |state: &mut State, step: Step| {
-            let mut possible = vec![];
-            self.world.actions(state, &mut possible);
             call.push(step);
-            let is_possible = possible.contains(&step);
-            *state = self.world.next_state(state, step)?;
+            let is_possible = possible(world, state).contains(&step);
+            *state = world.next_state(state, step)?;
             is_possible.then_some(())
         };
         go(&mut state, step)?;
@@ -196,13 +178,12 @@ impl<'a, R: Partition> Trace<'a, R> {
             }
             Step::Ask => {
                 go(&mut state, Step::LockFloor)?;
-                let mut possible = vec![];
-                self.world.actions(&state, &mut possible);
-                possible.retain(|step| matches!(step, Step::Remove(_)));
-                match possible.choose(&mut self.random) {
+                let steps = possible(world, &state).into_iter();
+                let removals = steps.filter(|step| matches!(step, Step::Remove(_)));
+                match removals.choose(&mut self.walk.random) {
                     None => go(&mut state, Step::RollBackRemoval)?,
                     Some(remove) => {
-                        go(&mut state, *remove)?;
+                        go(&mut state, remove)?;
                         if R::IS_CRATE {
                             go(&mut state, Step::CommitRemoval)?;
                         }
@@ -223,7 +204,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             Step::Update(who) => self.take_update(who, before).await,
             Step::Commit(who) => {
                 let open = self.open.remove(&who).unwrap();
-                assert!(self.real.commit(open).await, "{}", self.description());
+                assert!(self.real.commit(open).await);
             }
             Step::RollBack(who) => {
                 let open = self.open.remove(&who).unwrap();
@@ -231,17 +212,14 @@ impl<'a, R: Partition> Trace<'a, R> {
             }
             Step::Forge(resource) => {
                 let name = &self.names[resource as usize];
-                let admitted =
-                    self.real
-                        .admit(STRANGER, name, real_token(FORGED), TokenUse::SingleUse);
-                if let Ok(open) = admitted.await {
-                    assert!(self.real.commit(open).await, "{}", self.description());
+                if let Ok(open) = self.admit_stranger(name, real_token(FORGED)).await {
+                    assert!(self.real.commit(open).await);
                 }
             }
             Step::Ask => self.take_removal(before).await,
             Step::CommitRemoval => {
                 let open = self.removal.take().unwrap();
-                assert!(self.real.commit(open).await, "{}", self.description());
+                assert!(self.real.commit(open).await);
             }
             Step::RollBackRemoval => {
                 let open = self.removal.take().unwrap();
@@ -262,6 +240,16 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
+    async fn admit_stranger(
+        &self,
+        name: &tower_fence::Resource,
+        token: i64,
+    ) -> Result<R::Open, Stale> {
+        let key = (writes::Who::Stranger, writes::Request::First);
+        let admitted = self.real.admit(key, name, token, TokenUse::SingleUse);
+        admitted.await
+    }
+
     /// Terminates all sessions with an open transaction. Their COMMITs must then fail.
     async fn end_all(&mut self) {
         let open: Vec<_> = self.open.drain().map(|(_, open)| open).collect();
@@ -270,49 +258,43 @@ impl<'a, R: Partition> Trace<'a, R> {
             end_sessions(self.real.database(), IN_TRANSACTION).await;
         }
         for open in open {
-            assert!(!self.real.commit(open).await, "{}", self.description());
+            assert!(!self.real.commit(open).await);
         }
     }
 
     /// Moves a partition to the new timeline, with a request whose token was valid before the
     /// failover or with a new epoch. Rows that are not used keep the old timeline.
     async fn catch_up(&mut self) {
-        let (db, name) = (
-            self.real.database(),
-            &self.names[self.random.random_range(0..2)],
+        let name = &self.names[self.walk.random.random_range(0..2)];
+        let db = self.real.database();
+        if !self.walk.random.random::<bool>() {
+            return fence_failover::hand_out(db, name).await;
+        }
+        assert!(
+            self.admit_stranger(name, i64::from(MOVE - 1))
+                .await
+                .is_err()
         );
-        if self.random.random() {
-            let stale_token = i64::from(MOVE - 1);
-            let admitted = self
-                .real
-                .admit(STRANGER, name, stale_token, TokenUse::SingleUse);
-            assert!(admitted.await.is_err(), "{}", self.description());
-            // If a function returns an error, its move to the new timeline is rolled back.
-            if !R::IS_CRATE {
-                fence_failover::catch_up(db, name).await;
-            }
-        } else {
-            fence_failover::hand_out(db, name).await;
+        // If a function returns an error, its move to the new timeline is rolled back.
+        if !R::IS_CRATE {
+            fence_failover::catch_up(db, name).await;
         }
     }
 
     /// Whether a row has the timeline before the failover.
     async fn is_behind(&self, name: &tower_fence::Resource) -> bool {
         let behind = format!(
-            "SELECT count(*) FROM tower_fence.resources WHERE resource = '{name}' AND history <> tower_fence.current_history()"
+            "tower_fence.resources WHERE resource = '{name}' AND history <> tower_fence.current_history()"
         );
-        self.state.failed_over
-            && !self.state.changed
-            && self.real.database().number(&behind).await == 1
+        self.walk.state.failed_over
+            && !self.walk.state.changed
+            && self.real.database().count(&behind).await == 1
     }
 
     async fn take_update(&mut self, who: Who, before: &State) {
         let holder = before.holders[who as usize];
-        let after = self.state.holders[who as usize];
-        let (name, token) = (
-            &self.names[holder.resource as usize],
-            real_token(holder.token),
-        );
+        let name = &self.names[holder.resource as usize];
+        let token = real_token(holder.token);
         let begun = match holder.attempt {
             Attempt::Sent(Use::Write) => {
                 let key: Key = (writes::Who::ALL[who as usize], writes::Request::First);
@@ -328,19 +310,14 @@ impl<'a, R: Partition> Trace<'a, R> {
                 self.real.open_raise(name, token).await
             }
         };
-        let expected = after.outcome != Some(Outcome::Refused);
-        match begun {
-            Ok(open) => {
-                assert!(expected, "{}", self.description());
-                self.open.extend(open.map(|open| (who, open)));
-            }
-            Err(stale) => assert!(!expected, "{stale:?}: {}", self.description()),
-        }
+        let outcome = self.walk.state.holders[who as usize].outcome;
+        assert_eq!(begun.is_ok(), outcome != Some(Outcome::Refused));
+        let open = begun.ok().flatten();
+        self.open.extend(open.map(|open| (who, open)));
     }
 
     async fn take_removal(&mut self, before: &State) {
-        let why = self.description();
-        let remove = self.taken.iter().rev().find_map(|step| match step {
+        let remove = self.walk.taken.iter().rev().find_map(|step| match step {
             Step::Remove(resource) => Some(Some(*resource)),
             Step::Ask => Some(None),
             _ => None,
@@ -354,64 +331,46 @@ impl<'a, R: Partition> Trace<'a, R> {
             }
         }
         let lowest = before.lowest_held().map(real_token);
-        let mut live = LiveTokens::default();
-        if let Some(lowest) = lowest {
-            live.add(&self.names[0], token(lowest));
-        }
-        let partition = self.partition;
-        let (removed, open) = self
-            .real
-            .remove(Idle {
-                partition,
-                live,
-                lowest,
-            })
-            .await;
-        assert_eq!(removed, u64::from(remove.is_some()), "{why}");
+        let name = &self.names[0];
+        let (removed, open) = self.real.remove(name, lowest, real_token(FORGED - 1)).await;
+        assert_eq!(removed, u64::from(remove.is_some()));
         self.removed += removed;
-        match open {
-            Some(open) if remove.is_none() => {
-                self.real.roll_back(open).await;
-            }
-            open => self.removal = open,
+        if remove.is_some() {
+            self.removal = open;
+            return;
         }
-        if remove.is_none() {
-            self.age("0 days").await;
+        if let Some(open) = open {
+            self.real.roll_back(open).await;
         }
+        self.age("0 days").await;
     }
 
     async fn compare(&self) {
-        let why = self.description();
         let db = self.real.database();
-        for (name, expected) in self.names.iter().zip(self.state.rows) {
+        let floor = real_token(self.walk.state.floor);
+        for (name, expected) in self.names.iter().zip(self.walk.state.rows) {
             let found = self.real.max_token(name).await;
-            let floor = real_token(self.state.floor);
             let by_floor = (floor > 0).then_some(floor);
             // The functions return the floor if there is no row.
             let found =
                 found.filter(|found| R::IS_CRATE || expected.is_some() || Some(*found) != by_floor);
-            let rows =
-                format!("SELECT count(*) FROM tower_fence.resources WHERE resource = '{name}'");
-            let rows = db.number(&rows).await;
-            assert_eq!(rows, i64::from(expected.is_some()), "{name}: {why}");
+            let rows = max_token_of_row(db, name).await;
+            assert_eq!(rows.is_some(), expected.is_some(), "{name}");
             // A row with the old timeline is moved to the new one when it is used.
             let found = match self.is_behind(name).await {
                 true => found.map(|found| found.max(HIGHEST_STALE)),
                 false => found,
             };
-            assert_eq!(found, expected.map(real_token), "{name}: {why}");
+            assert_eq!(found, expected.map(real_token), "{name}");
         }
-        let floor = format!(
-            "SELECT floor FROM tower_fence.floors WHERE partition = {}",
-            self.partition
-        );
-        let floor = db.number(&floor).await;
-        assert_eq!(floor, real_token(self.state.floor), "{why}");
+        let partition = self.partition;
+        let found = format!("SELECT floor FROM tower_fence.floors WHERE partition = {partition}");
+        assert_eq!(db.number(&found).await, floor);
     }
 
     async fn age(&self, by: &str) {
         for resource in Resource::ALL {
-            if !self.state.is_locked(resource) {
+            if !self.walk.state.is_locked(resource) {
                 self.age_row(resource, by).await;
             }
         }
@@ -429,14 +388,8 @@ impl<'a, R: Partition> Trace<'a, R> {
         );
         self.real.database().execute(&sql).await;
     }
-
-    fn description(&self) -> String {
-        let removal: Removal = self.state.removal;
-        format!(
-            "partition {}: {:?}\n{removal:?}",
-            self.partition, self.taken
-        )
-    }
 }
 
-const STRANGER: Key = (writes::Who::Stranger, writes::Request::First);
+fn real_token(token: u8) -> i64 {
+    fence_failover::real_token(token, MOVE)
+}

@@ -12,7 +12,7 @@ use axum::{
     http::{Request as HttpRequest, StatusCode},
     routing::post,
 };
-use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::{RngExt, seq::IndexedRandom};
 use sqlx::{Postgres, Sqlite, pool::PoolConnection};
 use tower_fence::{FenceLayer, Idempotency, PathParam, Resource, TokenUse};
 use tower_fence_model::{
@@ -22,9 +22,10 @@ use tower_fence_model::{
 
 use super::{
     call::{Answer, Call, Event, follow},
-    drawn::Drawn,
     fence_failover::{self, Standby},
+    fence_real::{max_token_of_row, stock},
     sessions::{IN_TRANSACTION, SESSION, end_sessions, sessions_wait},
+    walk::{Drawn, Walk, possible},
 };
 use crate::support::{
     PATIENCE,
@@ -62,8 +63,8 @@ async fn take_traces<DB: TestDatabase>(never: &[&str]) {
                 failovers: u8::from(DB::ABORTS_ON_ERROR && seed.is_multiple_of(3)),
                 ..Keys::large()
             };
-            let trace = Trace::begin(&db, &world, seed).await;
-            waited += trace.run(&mut drawn).await;
+            let walk = Walk::begin(&world, seed, &mut drawn);
+            waited += Trace::begin(&db, walk).await.run().await;
         }
     }
     drawn.are_all_but(never);
@@ -82,15 +83,12 @@ enum Draw {
 /// One trace, on a resource and a key of its own.
 struct Trace<'a, DB: TestDatabase> {
     db: &'a Fresh<DB>,
-    world: &'a Keys,
+    walk: Walk<'a, Keys>,
     name: Resource,
     /// The service of each request. Either all requests share one service, like requests to one
     /// process, or each request has its own.
     services: [Router; 4],
-    random: StdRng,
-    state: State,
-    taken: Vec<Step>,
-    calls: HashMap<Request, Call>,
+    calls: HashMap<Request, Call<DB>>,
     /// The session that has locked the row, between a claim and its admission.
     gate: Option<PoolConnection<DB>>,
     /// The state that a failover would leave.
@@ -104,8 +102,9 @@ struct Trace<'a, DB: TestDatabase> {
 }
 
 impl<'a, DB: TestDatabase> Trace<'a, DB> {
-    async fn begin(db: &'a Fresh<DB>, world: &'a Keys, seed: u64) -> Self {
-        let name = Resource::new(format!("{}-{seed}", world.single_use[0])).unwrap();
+    async fn begin(db: &'a Fresh<DB>, walk: Walk<'a, Keys>) -> Self {
+        let single_use = walk.world.single_use[0];
+        let name = Resource::new(format!("{single_use}-{}", walk.seed)).unwrap();
         if DB::ABORTS_ON_ERROR {
             fence_failover::forget(db).await;
         }
@@ -117,7 +116,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             let fence = db.fence_with(|fence| fence.lock_timeout(PATIENCE).hold_timeout(PATIENCE));
             let keys = Idempotency::required().wait(PATIENCE);
             let mut layer = FenceLayer::new(fence, PathParam("sku")).idempotent(keys);
-            if !world.single_use[0] {
+            if !single_use {
                 layer = layer.reusable();
             }
             Router::new()
@@ -125,19 +124,16 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 .route_layer(layer)
         };
         let one = service();
-        let one_process = seed.is_multiple_of(4);
+        let one_process = walk.seed.is_multiple_of(4);
         let services = [(); 4].map(|()| match one_process {
             true => one.clone(),
             false => service(),
         });
         Self {
             db,
-            world,
+            walk,
             name,
             services,
-            random: StdRng::seed_from_u64(seed),
-            state: world.init_states().remove(0),
-            taken: vec![],
             calls: HashMap::new(),
             gate: None,
             standby: None,
@@ -148,25 +144,22 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     }
 
     /// Takes steps until none is possible. Returns the number of requests that waited.
-    async fn run(mut self, drawn: &mut Drawn) -> usize {
-        while let Some(draw) = self.draw(drawn) {
+    async fn run(mut self) -> usize {
+        while let Some(draw) = self.draw() {
             match draw {
                 Draw::Wait(request) => self.wait(request).await,
                 Draw::Steps(steps) => {
-                    let before = self.state.clone();
+                    let before = self.walk.state.clone();
                     for step in &steps {
-                        self.state = self.world.next_state(&self.state, *step).unwrap();
-                        self.taken.push(*step);
-                        drawn.was_taken(step);
-                        drawn.was_reached(self.world, &self.state);
+                        self.walk.go(*step);
                     }
                     self.take(&steps, &before).await;
                 }
             }
             if let Some(waiting) = self.waiting
-                && !self.possible(&self.state).contains(&Step::Claim(waiting))
+                && !possible(self.walk.world, &self.walk.state).contains(&Step::Claim(waiting))
             {
-                assert!(self.calls[&waiting].is_silent(), "{}", self.description());
+                assert!(self.calls[&waiting].is_silent());
             }
             self.is_refused_under_another_key().await;
             self.compare().await;
@@ -178,22 +171,19 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     /// refused. The process then has cached the refusal, and must still replay the response under
     /// the first key.
     async fn is_refused_under_another_key(&mut self) {
-        let is_stale = TOKEN <= self.state.max_token.into();
+        let is_stale = TOKEN <= self.walk.state.max_token.into();
         self.was_stale |= is_stale;
-        if is_stale && self.waiting.is_none() && !self.state.attempts.into_iter().any(has_key) {
+        if is_stale && self.waiting.is_none() && !self.walk.state.attempts.into_iter().any(has_key)
+        {
             let post = self.post(Request::First, "another");
-            let mut call = Call::send(self.services[0].clone(), post);
-            let Event::Answered(answer) = call.next().await else {
-                panic!("{}", self.description());
-            };
-            let expected = StatusCode::PRECONDITION_FAILED;
-            assert_eq!(answer.status, expected, "{}", self.description());
+            let mut call = Call::<DB>::send(self.services[0].clone(), post);
+            let answer = call.next_answer().await;
+            assert_eq!(answer.status, StatusCode::PRECONDITION_FAILED);
         }
     }
 
-    fn draw(&mut self, drawn: &mut Drawn) -> Option<Draw> {
-        let steps = self.possible(&self.state);
-        drawn.was_possible(&steps);
+    fn draw(&mut self) -> Option<Draw> {
+        let steps = self.walk.possible();
         // If a waiting request can proceed, the database is ahead of the model. The claim of this
         // request is therefore the next step.
         if let Some(waiting) = self.waiting
@@ -209,7 +199,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     draws.push(Draw::Steps(self.whole(step)));
                     // A stale request does not wait for the row. If the database has not yet
                     // detected a failover, the request first moves the tokens up.
-                    let waits = TOKEN > self.state.max_token.into() && !self.state.is_behind;
+                    let waits =
+                        TOKEN > self.walk.state.max_token.into() && !self.walk.state.is_behind;
                     if has_sessions && waits {
                         draws.push(Draw::Steps(vec![step]));
                     }
@@ -217,7 +208,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 // Afterwards the row is free, so the claim is admitted or refused.
                 Step::NewerWrites if self.gate.is_some() => {
                     let claimed =
-                        |one: &Request| self.state.attempts[*one as usize] == Attempt::Claimed;
+                        |one: &Request| self.walk.state.attempts[*one as usize] == Attempt::Claimed;
                     let claimed = Request::ALL.into_iter().find(claimed).unwrap();
                     draws.push(Draw::Steps(vec![step, Step::Admit(claimed)]));
                 }
@@ -229,8 +220,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 _ => draws.push(Draw::Steps(vec![step])),
             }
         }
-        if self.waiting.is_none() && self.state.attempts.into_iter().any(has_key) {
-            let sent = |request: &Request| self.state.attempts[*request as usize] == Attempt::Sent;
+        if self.waiting.is_none() && self.walk.state.attempts.into_iter().any(has_key) {
+            let sent =
+                |request: &Request| self.walk.state.attempts[*request as usize] == Attempt::Sent;
             draws.extend(Request::ALL.into_iter().filter(sent).map(Draw::Wait));
         }
         // After one of these steps, few other steps are possible. Therefore these steps are drawn
@@ -242,17 +234,11 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             (Step::FailOver, 0.9),
         ] {
             let is_late = |draw: &Draw| matches!(draw, Draw::Steps(steps) if steps[0] == late);
-            if !draws.iter().all(is_late) && self.random.random_bool(share) {
+            if !draws.iter().all(is_late) && self.walk.random.random_bool(share) {
                 draws.retain(|draw| !is_late(draw));
             }
         }
-        draws.choose(&mut self.random).cloned()
-    }
-
-    fn possible(&self, state: &State) -> Vec<Step> {
-        let mut steps = vec![];
-        self.world.actions(state, &mut steps);
-        steps
+        draws.choose(&mut self.walk.random).cloned()
     }
 
     /// Returns a claim with the steps that follow it in the same call.
@@ -260,7 +246,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         let Step::Claim(request) = claim else {
             unreachable!("{claim:?}");
         };
-        let claimed = self.world.next_state(&self.state, claim).unwrap();
+        let claimed = self.walk.world.next_state(&self.walk.state, claim).unwrap();
         match claimed.attempts[request as usize] {
             Attempt::Claimed if claimed.is_behind => {
                 vec![claim, Step::CatchUp, Step::Admit(request)]
@@ -295,7 +281,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         match steps[0] {
             Step::Claim(request) => {
                 let is_new = self.waiting.take_if(|one| *one == request).is_none();
-                let stays = self.state.attempts[request as usize] == Attempt::Claimed;
+                let stays = self.walk.state.attempts[request as usize] == Attempt::Claimed;
                 if stays {
                     self.close_gate().await;
                 }
@@ -322,11 +308,11 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 let sql = format!("UPDATE stock SET n = n + 1 WHERE sku = '{name}' RETURNING n");
                 let n = self.call(request).run(&sql).await;
                 let expected = Attempt::Written(n.unwrap().try_into().unwrap());
-                assert_eq!(self.state.attempts[request as usize], expected);
+                assert_eq!(self.walk.state.attempts[request as usize], expected);
             }
             Step::Commit(request) => {
                 let answer = self.succeed(request, before).await;
-                assert_eq!(answer.status, StatusCode::CREATED, "{}", self.description());
+                assert_eq!(answer.status, StatusCode::CREATED);
                 assert!(!answer.is_replay);
             }
             Step::CommitUnheard(request) => drop(self.succeed(request, before).await),
@@ -339,7 +325,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             Step::Fail(request) => {
                 let status = StatusCode::CONFLICT;
                 let answer = self.call(request).answer(status, "").await;
-                assert_eq!(answer.status, status, "{}", self.description());
+                assert_eq!(answer.status, status);
             }
             Step::GoAway(request) => self.calls.remove(&request).unwrap().cancel().await,
             Step::NewerWrites => {
@@ -355,7 +341,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     self.name
                 );
                 self.db.execute(&expire).await;
-                if self.random.random() {
+                if self.walk.random.random() {
                     assert!(self.db.fence().remove_expired_keys().await.unwrap() > 0);
                 }
             }
@@ -380,33 +366,28 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
 
     /// Waits until a request waits for the row.
     async fn waits_for_row(&mut self, request: Request) {
-        let (db, description) = (self.db, self.description());
+        let db = self.db;
         tokio::select! {
             () = sessions_wait(db, 1) => {}
-            event = self.call(request).next() => panic!("{event:?}: {description}"),
+            event = self.call(request).next() => panic!("{event:?}"),
         }
     }
 
     /// Waits until a request is admitted or answered, and checks the result.
     async fn goes_on(&mut self, request: Request, before: &State) {
-        let why = self.description();
-        let event = self.call(request).next().await;
-        if self.state.attempts[request as usize] == Attempt::Admitted {
-            assert_eq!(event, Event::Called, "{why}");
-            return;
+        if self.walk.state.attempts[request as usize] == Attempt::Admitted {
+            return assert_eq!(self.call(request).next().await, Event::Called);
         }
-        let Event::Answered(answer) = event else {
-            panic!("{event:?}: {why}");
-        };
+        let answer = self.call(request).next_answer().await;
         let expected = match before.record {
             Some(record) if record.body == request.body() => StatusCode::CREATED,
             Some(_) => StatusCode::UNPROCESSABLE_ENTITY,
             None => StatusCode::PRECONDITION_FAILED,
         };
-        assert_eq!(answer.status, expected, "{answer:?}: {why}");
+        assert_eq!(answer.status, expected, "{answer:?}");
         if expected == StatusCode::CREATED {
             let stored = before.record.and_then(|record| record.answer).unwrap();
-            assert_eq!(answer.text, text(request.body(), stored), "{why}");
+            assert_eq!(answer.text, text(request.body(), stored));
             assert!(answer.is_replay);
         }
     }
@@ -433,7 +414,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
 
     async fn newer_writes(&mut self) {
         let write = format!("UPDATE stock SET n = n + 1 WHERE sku = '{}'", self.name);
-        let token_use = match self.world.single_use[0] {
+        let token_use = match self.walk.world.single_use[0] {
             true => TokenUse::SingleUse,
             false => TokenUse::Reusable,
         };
@@ -481,21 +462,17 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             };
             match event {
                 Event::Answered(answer) if answer.status.is_server_error() => {}
-                other => panic!("{other:?}: {}", self.description()),
+                other => panic!("{other:?}"),
             }
         }
     }
 
     async fn compare(&self) {
-        let (name, state) = (&self.name, &self.state);
-        let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
-        let n = self.db.number(&n).await;
-        assert_eq!(n, i64::from(state.count()), "{}", self.description());
-        let max_token =
-            format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
-        let max_token = self.db.number(&max_token).await;
+        let (name, state) = (&self.name, &self.walk.state);
+        assert_eq!(stock(self.db, name).await, i64::from(state.count()));
+        let max_token = max_token_of_row(self.db, name).await;
         let expected = fence_failover::real_token(state.max_token, HIGHEST_STALE);
-        assert_eq!(max_token, expected, "{}", self.description());
+        assert_eq!(max_token, Some(expected));
         // The number is ten times the number of valid records, plus the number of valid records
         // with this response.
         let stored = state.record.map_or(String::new(), |record| {
@@ -511,16 +488,11 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             in_hours::<DB>(0)
         );
         let expected = if state.record.is_some() { 11 } else { 0 };
-        let records = self.db.number(&records).await;
-        assert_eq!(records, expected, "{}", self.description());
+        assert_eq!(self.db.number(&records).await, expected);
     }
 
-    fn call(&mut self, request: Request) -> &mut Call {
+    fn call(&mut self, request: Request) -> &mut Call<DB> {
         self.calls.get_mut(&request).unwrap()
-    }
-
-    fn description(&self) -> String {
-        format!("{}: {:?}", self.name, self.taken)
     }
 }
 

@@ -1,16 +1,14 @@
 //! The implementations that execute the steps of a trace: the crate over a database, and the SQL
 //! functions.
 
-use std::{collections::HashMap, ops::DerefMut};
+use std::{collections::HashMap, ops::DerefMut, time::Duration};
 
-use sqlx::{
-    AssertSqlSafe, Connection, Database, PgConnection, Postgres, Sqlite, pool::PoolConnection,
-    query,
-};
+use sqlx::{AssertSqlSafe, Database, FromRow, Postgres, Row, pool::PoolConnection};
 use tokio::task::JoinHandle;
 use tower_fence::{
-    AdmitError, Fence, FencedTx, Resource, TokenUse,
+    AdmitError, Fence, FencedTx, LiveTokens, Resource, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
+    epochs::partition_of,
     fence::{CommitError, WriteError},
 };
 use tower_fence_model::fence::writes::{Request, Who};
@@ -48,22 +46,31 @@ pub trait Real {
         token_use: TokenUse,
     ) -> Result<Self::Open, Stale>;
 
-    /// Executes a statement. Returns whether it succeeded.
-    async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool {
-        Self::DB::execute(open, sql).await.is_ok()
-    }
-
-    /// Reads one number.
-    async fn number(&self, open: &mut Self::Open, sql: &str) -> i64 {
-        Self::DB::number(open, sql).await.unwrap()
-    }
-
     /// Commits. Returns whether the COMMIT was confirmed.
     async fn commit(&self, open: Self::Open) -> bool;
 
     async fn roll_back(&self, open: Self::Open);
 
     async fn raise(&self, resource: &Resource, token: i64) -> Result<(), Stale>;
+
+    /// Raises the fence. Returns the open transaction, if it stays open, as with the functions.
+    async fn open_raise(
+        &self,
+        resource: &Resource,
+        token: i64,
+    ) -> Result<Option<Self::Open>, Stale> {
+        self.raise(resource, token).await.map(|()| None)
+    }
+
+    /// Removes at most ten idle rows of the partition of a resource. Keeps the rows that the tokens
+    /// from `lowest` to `granted_up_to` need. Returns the number of removed rows, and the
+    /// transaction if it stays open.
+    async fn remove(
+        &self,
+        resource: &Resource,
+        lowest: Option<i64>,
+        granted_up_to: i64,
+    ) -> (u64, Option<Self::Open>);
 
     async fn announce(&self, resource: &Resource, token: i64, who: Who) -> bool;
 
@@ -105,32 +112,16 @@ impl<DB: TestDatabase> Crate<DB> {
     }
 }
 
-/// A single statement of the crate. This is a trait because the types of a statement depend on the
-/// database.
-pub trait Writes: TestDatabase {
-    fn write(
-        fence: Fence<Self>,
-        what: SingleWrite,
-    ) -> impl Future<Output = Result<Vec<(i64,)>, WriteError>> + Send;
+/// A row that a single statement returns.
+struct Written;
+
+impl<'r, R: Row> FromRow<'r, R> for Written {
+    fn from_row(_: &'r R) -> sqlx::Result<Self> {
+        Ok(Self)
+    }
 }
 
-macro_rules! writes {
-    ($($database:ty),*) => {
-        $(impl Writes for $database {
-            async fn write(
-                fence: Fence<Self>,
-                what: SingleWrite,
-            ) -> Result<Vec<(i64,)>, WriteError> {
-                let statement = query(AssertSqlSafe(what.sql));
-                fence.write(&what.resource, token(what.token), what.token_use, statement).await
-            }
-        })*
-    };
-}
-
-writes!(Postgres, Sqlite);
-
-impl<DB: Writes> Real for Crate<DB> {
+impl<DB: TestDatabase> Real for Crate<DB> {
     type DB = DB;
     type Open = FencedTx<DB>;
     const IS_CRATE: bool = true;
@@ -163,6 +154,22 @@ impl<DB: Writes> Real for Crate<DB> {
         raised.map_err(stale)
     }
 
+    async fn remove(
+        &self,
+        resource: &Resource,
+        lowest: Option<i64>,
+        granted_up_to: i64,
+    ) -> (u64, Option<Self::Open>) {
+        let mut live = LiveTokens::default();
+        if let Some(lowest) = lowest {
+            live.add(resource, token(lowest));
+        }
+        let live = live.granted_up_to(token(granted_up_to));
+        let hour = Duration::from_secs(60 * 60);
+        let removed = self.db.fence().remove_idle_below(hour, 10, &live).await;
+        (removed.unwrap(), None)
+    }
+
     async fn announce(&self, resource: &Resource, presented: i64, who: Who) -> bool {
         let lease = LeaseDigest::of(&format!("{who:?}"));
         let announced = self
@@ -177,17 +184,16 @@ impl<DB: Writes> Real for Crate<DB> {
 
     async fn max_token(&self, resource: &Resource) -> Option<i64> {
         // `inspect` would return the floor for a resource without a row.
-        let row =
-            format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
-        let found = DB::number(&mut self.db.pool.acquire().await.unwrap(), &row).await;
-        found.ok()
+        max_token_of_row(&self.db, resource).await
     }
 
     fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<SingleOutcome> {
-        let written = DB::write(self.fences[&key].clone(), what);
+        let fence = self.fences[&key].clone();
         tokio::spawn(async move {
-            match written.await {
-                Ok(rows) => Some(Ok(!rows.is_empty())),
+            let statement = AssertSqlSafe(what.sql);
+            let written = fence.write(&what.resource, token(what.token), what.token_use, statement);
+            match written.await.map(|rows: Vec<Written>| rows.len()) {
+                Ok(rows) => Some(Ok(rows > 0)),
                 Err(WriteError::Admit(error)) => Some(Err(stale(error))),
                 Err(WriteError::Commit(CommitError::OutcomeUnknown(_))) => None,
                 Err(error) => panic!("{error:?}"),
@@ -213,6 +219,12 @@ impl Functions {
         let db = Postgres::fresh(8).await;
         Self { db }
     }
+
+    async fn begin(&self) -> PoolConnection<Postgres> {
+        let mut conn = self.db.pool.acquire().await.unwrap();
+        Postgres::run(&mut conn, "BEGIN").await;
+        conn
+    }
 }
 
 impl Real for Functions {
@@ -231,8 +243,7 @@ impl Real for Functions {
         presented: i64,
         token_use: TokenUse,
     ) -> Result<Self::Open, Stale> {
-        let mut conn = self.db.pool.acquire().await.unwrap();
-        run(&mut conn, "BEGIN").await;
+        let mut conn = self.begin().await;
         let admitted = match token_use {
             TokenUse::Reusable => {
                 functions::admit_reusable(&mut conn, resource.as_str(), presented).await
@@ -242,7 +253,7 @@ impl Real for Functions {
         match admitted {
             Ok(_) => Ok(conn),
             Err(refused) => {
-                run(&mut conn, "ROLLBACK").await;
+                self.roll_back(conn).await;
                 Err(refusal(refused))
             }
         }
@@ -250,12 +261,43 @@ impl Real for Functions {
 
     async fn commit(&self, mut open: Self::Open) -> bool {
         // COMMIT succeeds in an aborted transaction, but a statement before it fails.
-        let is_sound = open.ping().await.is_ok() && self.execute(&mut open, "SELECT 1").await;
-        self.execute(&mut open, "COMMIT").await && is_sound
+        let is_sound = Postgres::execute(&mut open, "SELECT 1").await.is_ok();
+        Postgres::execute(&mut open, "COMMIT").await.is_ok() && is_sound
     }
 
     async fn roll_back(&self, mut open: Self::Open) {
-        run(&mut open, "ROLLBACK").await;
+        Postgres::run(&mut open, "ROLLBACK").await;
+    }
+
+    async fn open_raise(
+        &self,
+        resource: &Resource,
+        presented: i64,
+    ) -> Result<Option<Self::Open>, Stale> {
+        let mut conn = self.begin().await;
+        match functions::raise(&mut conn, resource.as_str(), presented).await {
+            Ok(_) => Ok(Some(conn)),
+            Err(refused) => {
+                self.roll_back(conn).await;
+                Err(refusal(refused))
+            }
+        }
+    }
+
+    async fn remove(
+        &self,
+        resource: &Resource,
+        lowest: Option<i64>,
+        granted_up_to: i64,
+    ) -> (u64, Option<Self::Open>) {
+        let mut conn = self.begin().await;
+        let partition = partition_of(resource);
+        let live = lowest.map_or("NULL".to_owned(), |live| live.to_string());
+        let remove = format!(
+            "SELECT tower_fence.remove_idle_of({partition}::smallint, '1 hour', 10, {granted_up_to}, {live})::bigint"
+        );
+        let removed = Postgres::number(&mut conn, &remove).await.unwrap();
+        (removed.unsigned_abs(), Some(conn))
     }
 
     async fn raise(&self, resource: &Resource, presented: i64) -> Result<(), Stale> {
@@ -275,9 +317,7 @@ impl Real for Functions {
             return Some(found);
         }
         // The function also returns null for a row that has no stale token yet.
-        let row =
-            format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
-        let row = Postgres::number(&mut conn, &row).await.ok();
+        let row = max_token_of_row(&self.db, resource).await;
         assert!(matches!(row, None | Some(0)), "{resource}: {row:?}");
         row
     }
@@ -287,11 +327,22 @@ impl Real for Functions {
     }
 }
 
-pub fn refusal(refused: functions::Refused) -> Stale {
-    assert_eq!(refused.code, "TF412", "{refused:?}");
+/// Returns a refusal. Fails like `unwrap` if the function failed otherwise, which proves nothing
+/// about a trace.
+fn refusal(refused: functions::Refused) -> Stale {
+    assert_eq!(refused.code, "TF412", "unwrap() on {refused:?}");
     Stale(refused.problem["max_token"].as_i64().unwrap())
 }
 
-async fn run(conn: &mut PgConnection, sql: &str) {
-    Postgres::execute(conn, sql).await.unwrap();
+/// Returns `max_token` in the row of a resource, if there is a row.
+pub async fn max_token_of_row<DB: TestDatabase>(db: &Fresh<DB>, name: &Resource) -> Option<i64> {
+    let row = format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
+    let mut conn = db.pool.acquire().await.unwrap();
+    DB::number(&mut conn, &row).await.ok()
+}
+
+/// Returns the stock of a resource, to which the handlers write.
+pub async fn stock<DB: TestDatabase>(db: &Fresh<DB>, name: &Resource) -> i64 {
+    let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
+    db.number(&n).await
 }

@@ -14,7 +14,7 @@ use axum::{
     routing::post,
 };
 use futures_util::{FutureExt, future::BoxFuture};
-use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::{RngExt, seq::IndexedRandom};
 use sqlx::{Pool, Postgres, Sqlite, pool::PoolConnection, postgres::PgPoolOptions};
 use tower_fence::{Fence, FenceLayer, PathParam};
 use tower_fence_model::{
@@ -24,13 +24,14 @@ use tower_fence_model::{
 
 use super::{
     call::{Call, Event, follow},
-    drawn::Drawn,
+    fence_real::{max_token_of_row, stock},
     sessions::{SESSION, end_sessions, sessions_wait},
+    walk::{Drawn, Walk, possible},
 };
 use crate::support::{
     PATIENCE,
     database::{Fresh, TestDatabase},
-    fence::token,
+    fence::{resource, token},
 };
 
 const TRACES: u64 = 60;
@@ -62,8 +63,8 @@ async fn take_traces<DB: TestDatabase>(db: &Fresh<DB>, pools: &[Pool<DB>]) -> (u
     let mut drawn = Drawn::default();
     let (mut waited, mut failed_late) = (0, 0);
     for seed in 0..TRACES {
-        let trace = Trace::begin(db, pools, &world, seed).await;
-        let trace = trace.run(&mut drawn).await;
+        let walk = Walk::begin(&world, seed, &mut drawn);
+        let trace = Trace::begin(db, pools, walk).await.run().await;
         waited += trace.waited;
         failed_late += trace.failed_late;
     }
@@ -74,15 +75,12 @@ async fn take_traces<DB: TestDatabase>(db: &Fresh<DB>, pools: &[Pool<DB>]) -> (u
 /// One trace, on two resources of its own.
 struct Trace<'a, DB: TestDatabase> {
     db: &'a Fresh<DB>,
-    world: &'a Several,
-    names: [String; 2],
+    walk: Walk<'a, Several>,
+    names: [tower_fence::Resource; 2],
     /// The pool of each request. On Postgres, each has a pool of its own with one connection.
     pools: &'a [Pool<DB>],
     services: Vec<Router>,
-    random: StdRng,
-    state: State,
-    taken: Vec<Step>,
-    calls: HashMap<Who, Call>,
+    calls: HashMap<Who, Call<DB>>,
     /// The connection that a raise waits for.
     kept: Option<PoolConnection<DB>>,
     waited: usize,
@@ -90,18 +88,11 @@ struct Trace<'a, DB: TestDatabase> {
 }
 
 impl<'a, DB: TestDatabase> Trace<'a, DB> {
-    async fn begin(
-        db: &'a Fresh<DB>,
-        pools: &'a [Pool<DB>],
-        world: &'a Several,
-        seed: u64,
-    ) -> Self {
-        let names = ["r", "s"].map(|name| format!("{seed}-{name}"));
-        let state = world.init_states().remove(0);
-        for (name, amount) in names.iter().zip(state.amounts) {
-            let name = tower_fence::Resource::new(name).unwrap();
+    async fn begin(db: &'a Fresh<DB>, pools: &'a [Pool<DB>], walk: Walk<'a, Several>) -> Self {
+        let names = ["r", "s"].map(|name| resource(&format!("{}-{name}", walk.seed)));
+        for (name, amount) in names.iter().zip(walk.state.amounts) {
             // The model begins with a row.
-            db.fence().raise(&name, token(1)).await.unwrap();
+            db.fence().raise(name, token(1)).await.unwrap();
             let insert = format!("INSERT INTO stock VALUES ('{name}', {amount})");
             db.execute(&insert).await;
         }
@@ -118,13 +109,10 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         });
         Self {
             db,
-            world,
+            walk,
             names,
             pools,
             services: services.collect(),
-            random: StdRng::seed_from_u64(seed),
-            state,
-            taken: vec![],
             calls: HashMap::new(),
             kept: None,
             waited: 0,
@@ -133,16 +121,16 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     }
 
     /// Takes steps until none is possible.
-    async fn run(mut self, drawn: &mut Drawn) -> Self {
-        while let Some(steps) = self.draw(drawn) {
-            let before = self.state.clone();
+    async fn run(mut self) -> Self {
+        while let Some(steps) = self.draw() {
+            let before = self.walk.state.clone();
             for step in &steps {
-                self.go(*step, drawn);
+                self.walk.go(*step);
             }
-            self.take(&steps, &before).await;
+            self.take(&steps).await;
             // The requests that waited for the released rows are admitted or refused by now.
-            while let Some(admit) = self.next_admission() {
-                self.go(admit, drawn);
+            while let Some(admit) = next_admission(self.walk.world, &self.walk.state) {
+                self.walk.go(admit);
             }
             self.hear(&before).await;
             self.compare().await;
@@ -150,16 +138,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         self
     }
 
-    fn go(&mut self, step: Step, drawn: &mut Drawn) {
-        self.state = self.world.next_state(&self.state, step).unwrap();
-        self.taken.push(step);
-        drawn.was_taken(&step);
-        drawn.was_reached(self.world, &self.state);
-    }
-
-    fn draw(&mut self, drawn: &mut Drawn) -> Option<Vec<Step>> {
-        let steps = possible(self.world, &self.state);
-        drawn.was_possible(&steps);
+    fn draw(&mut self) -> Option<Vec<Step>> {
+        let steps = self.walk.possible();
         let (mut draws, mut waiting) = (vec![], vec![]);
         for step in steps {
             match step {
@@ -171,7 +151,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 Step::Fail(who) => {
                     let rows = who.resources();
                     if self
-                        .waiters(&self.state)
+                        .waiters(&self.walk.state)
                         .all(|waiter| apart(&waiter.1, rows))
                     {
                         draws.push(vec![step, Step::AnswerFailure(who)]);
@@ -185,40 +165,39 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             }
         }
         // The interesting case: a request has to wait, and another one arrives in the meantime.
-        if !waiting.is_empty() && (draws.is_empty() || self.random.random_bool(0.6)) {
-            return waiting.choose(&mut self.random).cloned();
+        if !waiting.is_empty() && (draws.is_empty() || self.walk.random.random_bool(0.6)) {
+            return waiting.choose(&mut self.walk.random).cloned();
         }
         let comes = |draw: &Vec<Step>| matches!(draw[0], Step::Begin(_));
-        let has_waiters = self.waiters(&self.state).next().is_some();
-        if has_waiters && draws.iter().any(comes) && self.random.random_bool(0.7) {
+        let has_waiters = self.waiters(&self.walk.state).next().is_some();
+        if has_waiters && draws.iter().any(comes) && self.walk.random.random_bool(0.7) {
             draws.retain(comes);
         }
-        draws.choose(&mut self.random).cloned()
+        draws.choose(&mut self.walk.random).cloned()
     }
 
     /// Whether a request would wait. `None` if chance would decide which request locks the rows
     /// next.
     fn may_begin(&self, who: Who) -> Option<bool> {
-        let begun = self.world.next_state(&self.state, Step::Begin(who));
+        let begun = self
+            .walk
+            .world
+            .next_state(&self.walk.state, Step::Begin(who));
         let mut state = begun.unwrap();
-        while let Some(admit) = next_admission(self.world, &state) {
-            state = self.world.next_state(&state, admit).unwrap();
+        while let Some(admit) = next_admission(self.walk.world, &state) {
+            state = self.walk.world.next_state(&state, admit).unwrap();
         }
         let waiters: Vec<_> = self.waiters(&state).collect();
         let Some((_, rows)) = waiters.iter().find(|waiter| waiter.0 == who) else {
             // On SQLite, each transaction waits for the writer.
-            let is_free = !self.state.attempts.into_iter().any(is_open);
+            let is_free = !self.walk.state.attempts.into_iter().any(is_open);
             return (DB::ABORTS_ON_ERROR || is_free).then_some(false);
         };
         let mut others = waiters.iter().filter(|waiter| waiter.0 != who);
         // A request that is already stale does not wait.
-        let is_stale = |row: &Resource| self.state.max_token[*row as usize] >= who.token();
+        let is_stale = |row: &Resource| self.walk.state.max_token[*row as usize] >= who.token();
         let is_clear = others.all(|other| apart(&other.1, rows)) && !rows.iter().any(is_stale);
         (DB::ABORTS_ON_ERROR && is_clear).then_some(true)
-    }
-
-    fn next_admission(&self) -> Option<Step> {
-        next_admission(self.world, &self.state)
     }
 
     /// Returns the requests that wait for a row, each with the rows that it has not locked yet.
@@ -235,20 +214,15 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         waiters.collect::<Vec<_>>().into_iter()
     }
 
-    async fn take(&mut self, steps: &[Step], before: &State) {
-        let why = self.description();
+    async fn take(&mut self, steps: &[Step]) {
         match steps[0] {
             Step::Begin(who) => self.send(who),
             Step::Commit(who) => {
-                for (resource, change) in who.resources().iter().zip([-1, 1]) {
-                    let change = if who.resources().len() == 2 {
-                        change
-                    } else {
-                        0
-                    };
+                let moved = i64::from(who.resources().len() == 2);
+                for (resource, change) in who.resources().iter().zip([-moved, moved]) {
+                    let name = &self.names[*resource as usize];
                     let sql = format!(
-                        "UPDATE stock SET n = n + {change} WHERE sku = '{}' RETURNING n",
-                        self.names[*resource as usize]
+                        "UPDATE stock SET n = n + {change} WHERE sku = '{name}' RETURNING n"
                     );
                     assert!(self.call(who).run(&sql).await.is_some());
                 }
@@ -258,19 +232,16 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             Step::Fail(who) => self.answers(who, StatusCode::CONFLICT).await,
             Step::AnswerFailure(who) => {
                 self.kept = None;
-                let event = self.call(who).next().await;
-                let Event::Answered(answer) = event else {
-                    panic!("{event:?}: {why}");
-                };
-                assert_eq!(answer.status, StatusCode::CONFLICT, "{why}");
+                let answer = self.call(who).next_answer().await;
+                assert_eq!(answer.status, StatusCode::CONFLICT);
             }
-            Step::Admit(..) => unreachable!("{before:?}"),
+            Step::Admit(..) => unreachable!("an admission follows another step"),
         }
     }
 
     fn send(&mut self, who: Who) {
         let rows = who.resources().iter();
-        let rows: Vec<&str> = rows.map(|row| &*self.names[*row as usize]).collect();
+        let rows: Vec<&str> = rows.map(|row| self.names[*row as usize].as_str()).collect();
         let tokens = rows
             .iter()
             .map(|row| format!("{};resource=\"{row}\"", who.token()));
@@ -284,7 +255,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
 
     async fn answers(&mut self, who: Who, status: StatusCode) {
         let answer = self.call(who).answer(status, "").await;
-        assert_eq!(answer.status, status, "{answer:?}: {}", self.description());
+        assert_eq!(answer.status, status, "{answer:?}");
     }
 
     /// Ends the session of a request, and makes its handler fail. The raise waits for another
@@ -296,33 +267,36 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         let mut next: BoxFuture<_> = pool.acquire().boxed();
         assert!((&mut next).now_or_never().is_none());
         end_sessions(self.db, &format!("pid = {session}")).await;
-        self.calls[&who].order_answer(StatusCode::CONFLICT, "");
+        self.call(who).order_answer(StatusCode::CONFLICT, "");
         self.kept = Some(next.await.unwrap());
         self.failed_late += 1;
     }
 
     /// Checks the requests that were admitted or refused by the last steps.
     async fn hear(&mut self, before: &State) {
-        let waiters: Vec<Who> = self.waiters(&self.state).map(|waiter| waiter.0).collect();
+        let waiters: Vec<Who> = self
+            .waiters(&self.walk.state)
+            .map(|waiter| waiter.0)
+            .collect();
         for who in Who::ALL {
             let was_open = match before.attempts[who as usize] {
                 Attempt::None => false,
                 _ => self.waiters(before).all(|waiter| waiter.0 != who),
             };
-            let attempt = self.state.attempts[who as usize];
+            let attempt = self.walk.state.attempts[who as usize];
             if was_open || attempt == Attempt::None {
                 continue;
             }
             if waiters.contains(&who) {
                 self.waited += usize::from(before.attempts[who as usize] == Attempt::None);
-                assert!(self.calls[&who].is_silent(), "{}", self.description());
+                assert!(self.calls[&who].is_silent());
                 continue;
             }
             match (attempt, self.call(who).next().await) {
                 (Attempt::Admitting(..), Event::Called) => {}
                 (Attempt::Over, Event::Answered(answer))
                     if answer.status == StatusCode::PRECONDITION_FAILED => {}
-                (_, other) => panic!("{other:?}: {}", self.description()),
+                (_, other) => panic!("{other:?}"),
             }
         }
         if DB::ABORTS_ON_ERROR {
@@ -331,32 +305,18 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     }
 
     async fn compare(&self) {
+        let state = &self.walk.state;
         for (place, name) in self.names.iter().enumerate() {
-            let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
-            let row =
-                format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
-            let found = (self.db.number(&n).await, self.db.number(&row).await);
-            let expected = (
-                self.state.amounts[place].into(),
-                self.state.max_token[place].into(),
-            );
-            assert_eq!(found, expected, "{name}: {}", self.description());
+            let n = stock(self.db, name).await;
+            assert_eq!(n, i64::from(state.amounts[place]), "{name}");
+            let max_token = max_token_of_row(self.db, name).await;
+            assert_eq!(max_token, Some(state.max_token[place].into()), "{name}");
         }
     }
 
-    fn call(&mut self, who: Who) -> &mut Call {
+    fn call(&mut self, who: Who) -> &mut Call<DB> {
         self.calls.get_mut(&who).unwrap()
     }
-
-    fn description(&self) -> String {
-        format!("{}: {:?}", self.names[0], self.taken)
-    }
-}
-
-fn possible(world: &Several, state: &State) -> Vec<Step> {
-    let mut steps = vec![];
-    world.actions(state, &mut steps);
-    steps
 }
 
 fn next_admission(world: &Several, state: &State) -> Option<Step> {

@@ -1,6 +1,6 @@
 //! Random walks through the model of leases and losses, which the store in Redis executes.
 
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, seq::IndexedRandom};
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
@@ -16,14 +16,14 @@ use tower_fence_model::lease::{
 };
 
 use super::{
-    drawn::Drawn,
     lease_call::{call, real_token},
+    walk::{Drawn, Walk},
 };
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::Fresh,
     eventually,
-    lease::sku,
-    redis::{COUNTER, LEASE, RedisServer, dump, restore},
+    lease::{highest_epoch, sku},
+    redis::{COUNTER, LEASE, RedisServer, connect, dump, restore, with_leases},
 };
 
 const STEPS: usize = 30;
@@ -57,24 +57,16 @@ struct Real {
 
 impl Real {
     async fn start(apart: bool) -> Self {
-        let mut real = Self {
-            redis: RedisServer::start(&[]).await,
-            db: Sqlite::fresh(4).await,
-            issuers: vec![],
+        let (redis, db, first) = with_leases().await;
+        let issuers = vec![first, connect(&redis, &db).await];
+        Self {
+            redis,
+            db,
+            issuers,
             ids: (0..3).map(|_| LeaseId::random()).collect(),
             apart,
             saved: vec![],
-        };
-        for _ in 0..2 {
-            let issuer = real.issuer().await;
-            real.issuers.push(issuer);
         }
-        real
-    }
-
-    async fn issuer(&self) -> RedisLeases {
-        let url = self.redis.url();
-        RedisLeases::connect(&url, self.db.fence()).await.unwrap()
     }
 
     fn resource(&self, holder: usize) -> Resource {
@@ -113,7 +105,7 @@ impl Real {
                 return;
             }
             Loss::IssuerRestarts(issuer) => {
-                self.issuers[usize::from(issuer)] = self.issuer().await;
+                self.issuers[usize::from(issuer)] = connect(&self.redis, &self.db).await;
                 return;
             }
             _ => vec![],
@@ -139,7 +131,7 @@ impl Real {
     async fn keys(&self) -> Vec<(String, Vec<u8>)> {
         let mut there = vec![];
         for key in [COUNTER, LEASES[0], LEASES[1]] {
-            if self.redis.command(&["EXISTS", key]).await == redis::Value::Int(1) {
+            if self.redis.read(&format!("EXISTS {key}")).await {
                 there.push(key);
             }
         }
@@ -147,9 +139,8 @@ impl Real {
     }
 
     async fn seen(&self) -> Seen {
-        let fields = ["HMGET", COUNTER, "history", "epoch", "n"];
-        let fields: Vec<Option<String>> =
-            redis::from_redis_value(self.redis.command(&fields).await).unwrap();
+        let fields = format!("HMGET {COUNTER} history epoch n");
+        let fields: Vec<Option<String>> = self.redis.read(&fields).await;
         let info = self.redis.info("INFO replication").await;
         let number = |text: &String| text.parse::<i64>().unwrap();
         let counter = fields[1].as_ref().map(|epoch| {
@@ -158,13 +149,11 @@ impl Real {
             (number(epoch), fields[2].as_ref().map(number), is_own)
         });
         let leases = [self.stamp(LEASES[0]).await, self.stamp(LEASES[1]).await];
-        let epoch = "SELECT coalesce(max(epoch), 0) FROM tower_fence_epochs";
-        (self.db.number(epoch).await, counter, leases)
+        (highest_epoch(&self.db).await, counter, leases)
     }
 
     async fn stamp(&self, key: &str) -> Option<Vec<i64>> {
-        let lease: Option<String> =
-            redis::from_redis_value(self.redis.command(&["GET", key]).await).unwrap();
+        let lease: Option<String> = self.redis.read(&format!("GET {key}")).await;
         lease.map(|lease| {
             let numbers = lease.split(':').take(2);
             numbers.map(|number| number.parse().unwrap()).collect()
@@ -206,51 +195,43 @@ fn asks(step: Step) -> Option<Of> {
     }
 }
 
-async fn walk(seed: u64, losses: &'static [Loss], drawn: &mut Drawn) {
-    let world = Losses::within(Bounds {
-        losses,
-        most: 5,
-        apart: seed % 2 == 1,
-        renewals: true,
-        releases: true,
-        new_tokens: 6,
-        numbers: NUMBERS,
-        ..Bounds::default()
-    });
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut real = Real::start(world.bounds.apart).await;
-    let (mut state, mut story) = (State::default(), vec![]);
-    for _ in 0..STEPS {
-        let steps = world.calls(&state);
-        if steps.is_empty() {
-            break;
+/// Takes walks in which these losses occur.
+async fn walks(seeds: u64, losses: &'static [Loss]) {
+    let mut drawn = Drawn::default();
+    for seed in 0..seeds {
+        let world = Losses::within(Bounds {
+            losses,
+            most: 5,
+            apart: seed % 2 == 1,
+            renewals: true,
+            releases: true,
+            new_tokens: 6,
+            numbers: NUMBERS,
+            ..Bounds::default()
+        });
+        let mut real = Real::start(world.bounds.apart).await;
+        let mut walk = Walk::begin(&world, seed, &mut drawn);
+        for _ in 0..STEPS {
+            let steps = world.calls(&walk.state);
+            walk.were_possible(&steps);
+            let Some(&step) = steps.choose(&mut walk.random) else {
+                break;
+            };
+            let abandons = asks(step).filter(|_| walk.random.random_ratio(1, 6));
+            let answered = real.take(step).await;
+            let Some(holder) = abandons else {
+                walk.reach(step, world.take(&walk.state, step));
+                assert_eq!(answered, answer(&walk.state, step));
+                assert_eq!(real.seen().await, expected(&walk.state));
+                continue;
+            };
+            let after = world.take_abandoned(&walk.state, step, holder);
+            walk.reach(step, walk.state.clone());
+            walk.reach(Step::Abandon(holder), after);
+            assert_eq!(real.seen().await, expected(&walk.state));
         }
-        drawn.was_possible(&steps);
-        let step = steps[random.random_range(0..steps.len())];
-        let abandons = asks(step).filter(|_| random.random_ratio(1, 6));
-        drawn.was_taken(&step);
-        let mut answered = real.take(step).await;
-        let next = match abandons {
-            Some(holder) => {
-                drawn.was_taken(&Step::Abandon(holder));
-                answered = None;
-                world.take_abandoned(&state, step, holder)
-            }
-            None => world.take(&state, step),
-        };
-        drawn.was_reached(&world, &next);
-        story.push((step, abandons));
-        let expects = match abandons {
-            Some(_) => None,
-            None => answer(&next, step),
-        };
-        assert_eq!(
-            (answered, real.seen().await),
-            (expects, expected(&next)),
-            "by seed {seed}, after {story:#?}"
-        );
-        state = next;
     }
+    drawn.are_all_but(&[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,11 +243,7 @@ async fn store_that_loses_its_keys_matches_the_model() {
         Loss::IssuerRestarts(0),
         Loss::IssuerRestarts(1),
     ];
-    let mut drawn = Drawn::default();
-    for seed in 0..60 {
-        walk(seed, LOSSES, &mut drawn).await;
-    }
-    drawn.are_all_but(&[]);
+    walks(60, LOSSES).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -276,9 +253,5 @@ async fn store_that_restarts_matches_the_model() {
         Loss::RedisRestartsFromAnOldFile,
         Loss::RedisRestarts,
     ];
-    let mut drawn = Drawn::default();
-    for seed in 0..20 {
-        walk(seed, LOSSES, &mut drawn).await;
-    }
-    drawn.are_all_but(&[]);
+    walks(20, LOSSES).await;
 }

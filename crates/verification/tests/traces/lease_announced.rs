@@ -1,7 +1,7 @@
 //! Random walks through the model of announced grants. Announced leases with a fence, and leases in
 //! the database of the fence, execute the walks.
 
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, seq::IndexedRandom};
 use sqlx::Postgres;
 use tokio::sync::Mutex;
 use tower_fence::{
@@ -17,14 +17,14 @@ use tower_fence_model::lease::{
 };
 
 use super::{
-    drawn::Drawn,
     lease_call::{call, real_token},
+    walk::{Drawn, Walk},
 };
 use crate::support::{
     announced::NEIGHBOUR,
     database::{Fresh, TestDatabase},
     lease::{LONG, grant, sku},
-    redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
+    redis::{COUNTER, LEASE, RedisServer, connect_shared, dump, fresh_prefix, restore},
 };
 
 const STEPS: usize = 30;
@@ -181,50 +181,45 @@ fn next(world: &LastWord, state: &State, step: Step) -> State {
     next
 }
 
-async fn walk<L: LeaseAdmin>(
-    seed: u64,
+/// Takes walks. `real` creates the issuers of each walk, on a new database.
+async fn walks<L: LeaseAdmin>(
+    seeds: u64,
     bounds: Bounds,
-    mut real: Real<L>,
-    drawn: &mut Drawn,
+    real: impl AsyncFn(Fresh<Postgres>) -> Real<L>,
     lose: impl AsyncFn(&mut Real<L>, Step),
 ) {
     let world = LastWord::within(bounds);
-    let mut random = StdRng::seed_from_u64(seed);
-    let (mut state, mut story) = (State::default(), vec![]);
-    for _ in 0..STEPS {
-        let mut steps = world.calls(&state);
-        steps.retain(|step| can_be(&state, step));
-        if steps.is_empty() {
-            break;
-        }
-        drawn.was_possible(&steps);
-        // If possible, half of the steps are reads and writes under a lease, because the
-        // interesting steps follow them.
-        let is_work = |step: &&Step| matches!(step, Step::Reads(_) | Step::Writes(_));
-        let work: Vec<_> = steps.iter().filter(is_work).copied().collect();
-        let steps = match work.is_empty() || random.random() {
-            true => steps,
-            false => work,
-        };
-        let step = steps[random.random_range(0..steps.len())];
-        let next = next(&world, &state, step);
-        story.push(step);
-        drawn.was_taken(&step);
-        drawn.was_reached(&world, &next);
-        let answered = match step {
-            Step::RedisIsSaved | Step::Lose(_) => {
-                lose(&mut real, step).await;
-                Answer::Nothing
+    let mut drawn = Drawn::default();
+    for seed in 0..seeds {
+        let mut real = real(Postgres::fresh(8).await).await;
+        let mut walk = Walk::begin(&world, seed, &mut drawn);
+        for _ in 0..STEPS {
+            let mut steps = world.calls(&walk.state);
+            steps.retain(|step| can_be(&walk.state, step));
+            walk.were_possible(&steps);
+            // If possible, half of the steps are reads and writes under a lease, because the
+            // interesting steps follow them.
+            let is_work = |step: &&Step| matches!(step, Step::Reads(_) | Step::Writes(_));
+            let work: Vec<_> = steps.iter().filter(is_work).copied().collect();
+            if !work.is_empty() && !walk.random.random::<bool>() {
+                steps = work;
             }
-            _ => real.take(&state, step).await,
-        };
-        assert_eq!(
-            (answered, real.seen().await),
-            (answer(&state, &next, step), expected(&next)),
-            "by seed {seed}, after {story:#?}"
-        );
-        state = next;
+            let Some(&step) = steps.choose(&mut walk.random) else {
+                break;
+            };
+            let before = walk.reach(step, next(&world, &walk.state, step));
+            let answered = match step {
+                Step::RedisIsSaved | Step::Lose(_) => {
+                    lose(&mut real, step).await;
+                    Answer::Nothing
+                }
+                _ => real.take(&before, step).await,
+            };
+            assert_eq!(answered, answer(&before, &walk.state, step));
+            assert_eq!(real.seen().await, expected(&walk.state));
+        }
     }
+    drawn.are_all_but(&[]);
 }
 
 async fn nothing<L>(_: &mut Real<L>, step: Step) {
@@ -233,19 +228,16 @@ async fn nothing<L>(_: &mut Real<L>, step: Step) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn announced_leases_in_redis_match_the_model() {
-    let mut drawn = Drawn::default();
-    for seed in 0..30 {
-        let db = Postgres::fresh(4).await;
+    let real = async |db: Fresh<Postgres>| {
         let prefix = fresh_prefix();
-        let connect = || async {
-            let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
-            let leases = builder.connect(&shared_url()).await.unwrap();
+        let connect = async || {
+            let leases = connect_shared(db.fence(), &prefix).await;
             leases.announced_to(db.fence())
         };
         let issuers = [connect().await, connect().await];
-        walk(seed, bounds(), Real::new(db, issuers), &mut drawn, nothing).await;
-    }
-    drawn.are_all_but(&[]);
+        Real::new(db, issuers)
+    };
+    walks(30, bounds(), real, nothing).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,67 +254,61 @@ async fn announced_leases_match_the_model_despite_losses_of_redis() {
         ..bounds()
     };
     let redis = RedisServer::start(&[]).await;
-    let mut drawn = Drawn::default();
-    for seed in 0..40 {
+    let connect = async |fence: Fence<Postgres>| {
+        let leases = RedisLeases::connect(&redis.url(), fence.clone()).await;
+        leases.unwrap().announced_to(fence)
+    };
+    let real = async |db: Fresh<Postgres>| {
         redis.command(&["FLUSHALL"]).await;
-        let db = Postgres::fresh(4).await;
-        let connect = async |fence: Fence<Postgres>| {
-            let leases = RedisLeases::connect(&redis.url(), fence.clone()).await;
-            leases.unwrap().announced_to(fence)
-        };
         let issuers = [connect(db.fence()).await, connect(db.fence()).await];
-        let saved = Mutex::new(vec![]);
-        let lose = async |real: &mut Real<Announced<RedisLeases, Fence<Postgres>>>, step| {
-            let mut saved = saved.lock().await;
-            let restarted = match step {
-                Step::RedisIsSaved => {
-                    let held = real.issuers[0].inspect(&sku()).await.unwrap();
-                    let keys = [COUNTER, LEASE];
-                    *saved = dump(&redis, &keys[..1 + usize::from(held.is_some())]).await;
-                    return;
-                }
-                Step::Lose(Loss::IssuerRestarts(issuer)) => vec![issuer],
-                Step::Lose(Loss::KeysAreCopiedBack) => vec![0, 1],
-                _ => vec![],
-            };
-            if !matches!(step, Step::Lose(Loss::IssuerRestarts(_))) {
-                redis.command(&["FLUSHALL"]).await;
+        Real::new(db, issuers)
+    };
+    let saved = Mutex::new(vec![]);
+    let lose = async |real: &mut Real<Announced<RedisLeases, Fence<Postgres>>>, step| {
+        let mut saved = saved.lock().await;
+        let restarted = match step {
+            Step::RedisIsSaved => {
+                let held = real.issuers[0].inspect(&sku()).await.unwrap();
+                let keys = [COUNTER, LEASE];
+                *saved = dump(&redis, &keys[..1 + usize::from(held.is_some())]).await;
+                return;
             }
-            if step == Step::Lose(Loss::KeysAreCopiedBack) {
-                restore(&redis, &std::mem::take(&mut *saved)).await;
-            }
-            for issuer in restarted {
-                real.issuers[usize::from(issuer)] = connect(real.db.fence()).await;
-            }
+            Step::Lose(Loss::IssuerRestarts(issuer)) => vec![issuer],
+            Step::Lose(Loss::KeysAreCopiedBack) => vec![0, 1],
+            _ => vec![],
         };
-        walk(seed, bounds, Real::new(db, issuers), &mut drawn, lose).await;
-    }
-    drawn.are_all_but(&[]);
+        if !matches!(step, Step::Lose(Loss::IssuerRestarts(_))) {
+            redis.command(&["FLUSHALL"]).await;
+        }
+        if step == Step::Lose(Loss::KeysAreCopiedBack) {
+            restore(&redis, &std::mem::take(&mut *saved)).await;
+        }
+        for issuer in restarted {
+            real.issuers[usize::from(issuer)] = connect(real.db.fence()).await;
+        }
+    };
+    walks(40, bounds, real, lose).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn announced_leases_in_the_process_match_the_model() {
-    let mut drawn = Drawn::default();
-    for seed in 0..30 {
-        let db = Postgres::fresh(4).await;
+    let real = async |db: Fresh<Postgres>| {
         let leases = MemoryLeases::new(db.fence());
         let issuers = [(); 2].map(|()| leases.clone().announced_to(db.fence()));
-        walk(seed, bounds(), Real::new(db, issuers), &mut drawn, nothing).await;
-    }
-    drawn.are_all_but(&[]);
+        Real::new(db, issuers)
+    };
+    walks(30, bounds(), real, nothing).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_in_postgres_match_the_model() {
-    let mut drawn = Drawn::default();
     let bounds = Bounds {
         one_database: true,
         ..bounds()
     };
-    for seed in 0..20 {
-        let db = Postgres::fresh(8).await;
+    let real = async |db: Fresh<Postgres>| {
         let issuers = [(); 2].map(|()| PostgresLeases::new(db.fence()));
-        walk(seed, bounds, Real::new(db, issuers), &mut drawn, nothing).await;
-    }
-    drawn.are_all_but(&[]);
+        Real::new(db, issuers)
+    };
+    walks(20, bounds, real, nothing).await;
 }

@@ -6,15 +6,17 @@
 use std::collections::BTreeSet;
 
 use futures_util::StreamExt;
-use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::seq::IndexedRandom;
 use redis::aio::{MultiplexedConnection, PubSub};
 use tower_fence_model::{
-    Model,
     lease::queue::{Lease, Queue, State, Step, Waiter, issuer_of},
     search::Rules,
 };
 
-use super::{broken::Change, drawn::Drawn};
+use super::{
+    broken::Change,
+    walk::{Drawn, Walk},
+};
 use crate::support::{
     eventually,
     redis::{fresh_prefix, open, shared_url},
@@ -49,38 +51,17 @@ pub async fn walks(change: Option<Change>) {
             rules: Rules::default(),
         };
         for seed in 0..WALKS {
-            walk(&world, seed, change, &mut drawn).await;
+            let mut redis = Redis::start(change).await;
+            let mut walk = Walk::begin(&world, seed, &mut drawn);
+            while let Some(&step) = walk.possible().choose(&mut walk.random) {
+                let before = walk.go(step);
+                redis.take(step, &before, &walk.state).await;
+                redis.receive(&before, &walk.state).await;
+                assert_eq!(redis.snapshot().await, Seen::expected(&walk.state));
+            }
         }
     }
     drawn.are_all_but(&[]);
-}
-
-async fn walk(world: &Queue, seed: u64, change: Option<Change>, drawn: &mut Drawn) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut redis = Redis::start(change).await;
-    let mut state = world.init_states().remove(0);
-    let mut taken = vec![];
-    loop {
-        let mut steps = vec![];
-        world.actions(&state, &mut steps);
-        drawn.was_possible(&steps);
-        let Some(step) = steps.choose(&mut random).copied() else {
-            return;
-        };
-        let next = world.next_state(&state, step).unwrap();
-        taken.push(step);
-        drawn.was_taken(&step);
-        drawn.was_reached(world, &next);
-        redis.take(step, &state, &next).await;
-        redis.receive(&state, &next).await;
-        let found = redis.snapshot().await;
-        assert_eq!(
-            found,
-            Seen::expected(&next),
-            "by seed {seed}, after {taken:?}"
-        );
-        state = next;
-    }
 }
 
 /// The observed state, and the waiters that the published messages wake.

@@ -3,7 +3,11 @@
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tower_fence_model::quorum::{Bounds, Quorum, Step};
 
-use super::{broken::Change, drawn::Drawn, quorum_nodes::Nodes};
+use super::{
+    broken::Change,
+    quorum_nodes::Nodes,
+    walk::{Drawn, Walk},
+};
 use crate::support::redis::{RedisServer, shared_node_urls};
 
 /// An outcome that no walk reaches, because at least one renewal of each walk is not confirmed.
@@ -18,41 +22,32 @@ const STEPS: usize = 60;
 /// Takes one walk from the initial state. The walk includes steps that the nodes must refuse.
 async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
     let world = Quorum::new(bounds);
-    let mut random = StdRng::seed_from_u64(seed);
     let mut refused = StdRng::seed_from_u64(!seed);
-    let mut state = world.begin();
-    nodes.begin(&state).await;
-    let mut story = vec![];
+    let mut walk = Walk::begin(&world, seed, drawn);
+    nodes.begin(&walk.state).await;
     for _ in 0..STEPS {
-        let steps = world.steps(&state);
-        if steps.is_empty() {
-            return;
-        }
-        drawn.was_possible(&steps);
+        let mut steps = walk.possible();
         // If possible, half of the steps lead towards a grant.
         let is_grant = |step: &&Step| matches!(step, Step::Choose(..) | Step::Seal(..));
         let grants: Vec<_> = steps.iter().filter(is_grant).copied().collect();
-        let steps = match grants.is_empty() || random.random() {
-            true => steps,
-            false => grants,
+        if !grants.is_empty() && !walk.random.random::<bool>() {
+            steps = grants;
+        }
+        let Some(&step) = steps.choose(&mut walk.random) else {
+            return;
         };
-        let step = steps[random.random_range(0..steps.len())];
-        let Some((next, answer)) = world.step(&state, step) else {
+        let Some((next, answer)) = world.step(&walk.state, step) else {
             continue;
         };
-        story.push(step);
-        drawn.was_taken(&step);
-        drawn.was_reached(&world, &next);
-        let says_so = nodes.take(&world, &state, step, answer).await;
-        let is_so = says_so && nodes.are_as(&next).await;
-        assert!(is_so, "by seed {seed}, after {story:#?}");
-        state = next;
-        if let Some(step) = world.refused_takes(&state).choose(&mut refused) {
-            let (same, answer) = world.step(&state, *step).unwrap();
-            assert!(same == state, "{step:?}");
-            let says_so = nodes.take(&world, &state, *step, answer).await;
-            let is_so = says_so && nodes.are_as(&state).await;
-            assert!(is_so, "by seed {seed}, {step:?} after {story:#?}");
+        let before = walk.reach(step, next);
+        assert!(nodes.take(&world, &before, step, answer).await);
+        assert!(nodes.are_as(&walk.state).await);
+        let state = &walk.state;
+        if let Some(step) = world.refused_takes(state).choose(&mut refused) {
+            let (same, answer) = world.step(state, *step).unwrap();
+            assert!(same == *state, "{step:?}");
+            let says_so = nodes.take(&world, state, *step, answer).await;
+            assert!(says_so && nodes.are_as(state).await, "{step:?}");
         }
     }
 }

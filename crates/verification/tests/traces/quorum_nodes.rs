@@ -6,7 +6,7 @@ use std::{collections::HashMap, path::PathBuf};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tower_fence_model::quorum::{
-    Answer, At, Counter, Key, Of, Quorum, Sender, Server, Stamp, State, Step, Token,
+    Answer, At, Key, Of, Quorum, Sender, Server, Stamp, State, Step, Token,
 };
 
 use super::broken::Change;
@@ -108,14 +108,8 @@ impl Nodes {
             let numbers = [serial, epoch, n].map(|number| number.to_string());
             let mut words = vec!["HSET", &key, "source", "the-source", "nodes", "a b c"];
             words.extend(["history", replication_id, "incarnation", "f00d"]);
-            words.extend([
-                "serial",
-                &numbers[0],
-                "epoch",
-                &numbers[1],
-                "n",
-                &numbers[2],
-            ]);
+            let fields = ["serial", "epoch", "n"].into_iter().zip(&numbers);
+            words.extend(fields.flat_map(|(field, number)| [field, number]));
             self.command(node, &words).await;
         }
     }
@@ -134,8 +128,7 @@ impl Nodes {
         answer: Answer,
     ) -> bool {
         let place = |at: At| state.nodes[at.node].name.0 - 1;
-        let id = |lease: u8| char::from(b'a' + lease).to_string();
-        let (node, resource, text, id, more) = match step {
+        let (at, resource, lease, text, more) = match step {
             Step::Choose(..) => return true,
             Step::Take(Of(request, of), at, expired) => {
                 if expired {
@@ -159,7 +152,7 @@ impl Nodes {
                         script!("take.lua")
                     }
                 };
-                (place(at), of.resource, text, id(of.lease), more)
+                (at, of.resource, of.lease, text, more)
             }
             Step::Begin(Of(request, of), at) => {
                 let (Some(blank), Some(epoch)) =
@@ -169,13 +162,7 @@ impl Nodes {
                 };
                 let mut more = self.nodes[place(at)].counter(blank).to_vec();
                 more.push(epoch.to_string());
-                (
-                    place(at),
-                    of.resource,
-                    script!("begin.lua"),
-                    id(of.lease),
-                    more,
-                )
+                (at, of.resource, of.lease, script!("begin.lua"), more)
             }
             Step::Seal(Of(request, of), at) => {
                 let (Some(stamp), Some(choice)) =
@@ -188,24 +175,12 @@ impl Nodes {
                 let (epoch, n) = (choice.count.epoch, choice.count.n);
                 more.extend([number(choice.token), epoch.to_string(), n.to_string()]);
                 more.push(digits(state.replaced(request)));
-                (
-                    place(at),
-                    of.resource,
-                    script!("seal.lua"),
-                    id(of.lease),
-                    more,
-                )
+                (at, of.resource, of.lease, script!("seal.lua"), more)
             }
             Step::CleanUp(Of(request, of), at) => {
                 let mut newest = attempt(world.sender(request));
                 newest.reverse();
-                (
-                    place(at),
-                    of.resource,
-                    script!("abandon.lua"),
-                    id(of.lease),
-                    newest,
-                )
+                (at, of.resource, of.lease, script!("abandon.lua"), newest)
             }
             Step::Renew(renewal, lease, at) => {
                 let Some(holder) = state.renewing(renewal).or(world.holder(state, lease)) else {
@@ -213,7 +188,7 @@ impl Nodes {
                 };
                 let mut more = attempt(world.holding(lease, holder));
                 more.extend([TTL_MS.to_owned(), number(holder.token)]);
-                (place(at), 0, script!("renew.lua"), id(lease), more)
+                (at, 0, lease, script!("renew.lua"), more)
             }
             Step::Release(release, lease, at) => {
                 let Some(holder) = state.releasing(release).or(world.holder(state, lease)) else {
@@ -221,18 +196,24 @@ impl Nodes {
                 };
                 let mut more = attempt(world.holding(lease, holder));
                 more.push(number(holder.token));
-                (place(at), 0, script!("release.lua"), id(lease), more)
+                (at, 0, lease, script!("release.lua"), more)
             }
-            Step::ReadKey(_, _, at) => (place(at), 0, script!("read.lua"), String::new(), vec![]),
-            Step::End(ended, _, at) => {
+            Step::ReadKey(_, lease, at) => (at, 0, lease, script!("read.lua"), vec![]),
+            Step::End(ended, lease, at) => {
                 let found = self.nodes[place(at)].found[&ended].clone();
-                (place(at), 0, script!("end.lua"), String::new(), vec![found])
+                (at, 0, lease, script!("end.lua"), vec![found])
             }
             fault => {
                 self.lose(state, fault).await;
                 return true;
             }
         };
+        // A break names no lease.
+        let id = match step {
+            Step::ReadKey(..) | Step::End(..) => String::new(),
+            _ => letter(lease),
+        };
+        let node = place(at);
         self.drawn += 1;
         let (counter, lease) = (self.counter(), self.lease(resource));
         let fresh = format!("{:032x}", self.drawn);
@@ -367,38 +348,20 @@ impl Node {
     }
 
     fn says(&mut self, answer: Answer, said: &[&str]) -> bool {
-        let counted = |usable: bool, counted: Token, said: [&str; 3]| {
-            said == [
-                if usable { "1" } else { "0" },
-                &counted.epoch.to_string(),
-                &counted.n.to_string(),
-            ]
+        let count = |usable: bool, counted: Token| {
+            [u8::from(usable), counted.epoch, counted.n].map(|number| number.to_string())
         };
         let is_as = match (answer, said) {
-            (
-                Answer::Taken(taken),
-                [
-                    answer,
-                    replication_id,
-                    incarnation,
-                    serial,
-                    counters,
-                    usable,
-                    epoch,
-                    n,
-                    token,
-                ],
-            ) => {
-                let stamp = [*replication_id, *incarnation, *serial];
+            (Answer::Taken(taken), [answer, stamp @ .., incarnation, usable, epoch, n, token]) => {
                 *answer == if taken.is_sealed { "sealed" } else { "taken" }
-                    && self.is_stamp(&stamp, taken.stamp)
-                    && self.incarnations.agree(counters, taken.incarnation)
-                    && counted(taken.usable, taken.counted, [usable, epoch, n])
+                    && self.is_stamp(stamp, taken.stamp)
+                    && self.incarnations.agree(incarnation, taken.incarnation)
+                    && [*usable, *epoch, *n] == count(taken.usable, taken.counted)
                     && *token == digits(taken.token)
             }
             (Answer::Renewed(renewed), ["renewed", token, usable, epoch, n]) => {
                 *token == digits(renewed.token)
-                    && counted(renewed.usable, renewed.counted, [usable, epoch, n])
+                    && [*usable, *epoch, *n] == count(renewed.usable, renewed.counted)
             }
             (Answer::Found(key), ["found", value, id, number, ticket, _, mark, ..]) => {
                 let words: Vec<&str> = value.split(':').collect();
@@ -439,11 +402,16 @@ impl Node {
                     Some(epoch),
                     n,
                 ],
-            ) => self.is_counter(
-                model,
-                [replication_id, incarnation, serial, epoch],
-                n.as_deref(),
-            ),
+            ) => {
+                let stamp = Stamp {
+                    replication_id: model.replication_id,
+                    incarnation: model.incarnation,
+                    serial: model.serial,
+                };
+                self.is_stamp(&[replication_id, incarnation, serial], stamp)
+                    && *epoch == model.epoch.to_string()
+                    && *n == model.n.map(|n| n.to_string())
+            }
             _ => false,
         };
         is_counter
@@ -454,42 +422,17 @@ impl Node {
             })
     }
 
-    fn is_counter(&mut self, model: &Counter, real: [&str; 4], n: Option<&str>) -> bool {
-        let [replication_id, incarnation, serial, epoch] = real;
-        self.is_stamp(
-            &[replication_id, incarnation, serial],
-            Stamp {
-                replication_id: model.replication_id,
-                incarnation: model.incarnation,
-                serial: model.serial,
-            },
-        ) && epoch == model.epoch.to_string()
-            && n == model.n.map(|n| n.to_string()).as_deref()
-    }
-
     fn is_key(&mut self, value: &str, key: &Key) -> bool {
         let words: Vec<&str> = value.split(':').collect();
-        let [
-            id,
-            number,
-            ticket,
-            replication_id,
-            incarnation,
-            serial,
-            token,
-            mark,
-            "0",
-            "",
-        ] = words[..]
-        else {
+        let [id, number, ticket, stamp @ .., token, mark, "0", ""] = &words[..] else {
             return false;
         };
-        id == char::from(b'a' + key.lease).to_string()
-            && number == key.attempt.to_string()
-            && ticket == key.ticket.to_string()
-            && mark == if key.mark { "1" } else { "0" }
-            && self.is_stamp(&[replication_id, incarnation, serial], key.stamp)
-            && token == digits(key.token)
+        *id == letter(key.lease)
+            && *number == key.attempt.to_string()
+            && *ticket == key.ticket.to_string()
+            && *mark == u8::from(key.mark).to_string()
+            && self.is_stamp(stamp, key.stamp)
+            && *token == digits(key.token)
     }
 
     fn is_stamp(&mut self, real: &[&str], model: Stamp) -> bool {
@@ -501,6 +444,11 @@ impl Node {
             && self.incarnations.agree(incarnation, model.incarnation)
             && *serial == model.serial.to_string()
     }
+}
+
+/// Returns the id of a lease.
+fn letter(lease: u8) -> String {
+    char::from(b'a' + lease).to_string()
 }
 
 /// Returns the number and the ticket of an attempt.

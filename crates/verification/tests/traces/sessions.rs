@@ -1,7 +1,7 @@
 //! Functions that end sessions of a Postgres database, or wait for them.
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK},
     eventually,
 };
 
@@ -21,18 +21,20 @@ pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
     let ended = OTHERS.replace("count(*)", "count(pg_terminate_backend(pid))");
     let ended = DB::number(&mut conn, &format!("{ended} {which}")).await;
     assert!(ended.unwrap() > 0, "no session satisfies the condition");
-    eventually("the sessions have ended", async || {
-        let left = DB::number(&mut conn, &format!("{OTHERS} {which}")).await;
-        left.unwrap() == 0
-    })
-    .await;
+    eventually!(
+        "the sessions have ended",
+        DB::number(&mut conn, &format!("{OTHERS} {which}"))
+            .await
+            .unwrap()
+            == 0
+    );
 }
 
 /// Waits until this number of sessions waits for a lock.
 pub async fn sessions_wait<DB: TestDatabase>(db: &Fresh<DB>, count: usize) {
     let count = i64::try_from(count).unwrap();
-    eventually("the requests wait for rows", async || {
-        db.number(&format!("{OTHERS} {WAITING}")).await == count
-    })
-    .await;
+    eventually!(
+        "the requests wait for rows",
+        db.number(WAITING_FOR_LOCK).await == count
+    );
 }
