@@ -1,13 +1,12 @@
 //! The log of a resource is in the order of the tokens, and the state of the resource is the fold
 //! of its log. A read with a token returns the fold of the writes with this token or lower tokens.
 
-use super::{Kinds, Sorted, Verdict};
+use super::{Kinds, Resource, Verdict};
 use crate::history::{Answer, History, Kind, Line, Moment, Operation, State};
 
-pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
-    for (resource, state) in history.states.iter().enumerate() {
-        let (log, writes) = &sorted.logs[resource];
-        let folds = Folds::of(log, writes);
+pub fn check(history: &History, resources: &[Resource<'_>], verdict: &mut Verdict) {
+    for (n, Resource { folds, reads, .. }) in resources.iter().enumerate() {
+        let (state, Folds { log, writes, .. }) = (&history.states[n], folds);
         for pair in log.windows(2) {
             if pair[0].token > pair[1].token {
                 verdict.violated(Kinds::Disorder, || format!("{pair:?}"));
@@ -15,37 +14,20 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
         }
         let is_counted = |(n, line): (usize, &Line)| usize::try_from(line.position) == Ok(n + 1);
         if folds.states.last() != Some(state) || !log.iter().enumerate().all(is_counted) {
-            let written = log.len();
-            let is_done = |write: &&Operation| write.answer == Answer::Done;
-            let done = writes
-                .iter()
-                .flatten()
-                .copied()
-                .filter(|write| is_done(write))
-                .count();
+            let done = writes.iter().flatten();
+            let done = done.filter(|write| write.answer == Answer::Done).count();
             verdict.lost += done.saturating_sub(usize::try_from(state.count).unwrap_or(0));
             verdict.violated(Kinds::Overwritten, || {
-                format!(
-                    "{resource}: {written} writes, {state:?}, not {:?}",
-                    folds.states.last()
-                )
+                let (written, last) = (log.len(), folds.states.last());
+                format!("{n}: {written} writes, {state:?}, not {last:?}")
             });
         }
-        let mut reads: Vec<(&Operation, State)> = vec![];
-        for operation in &sorted.operations[resource] {
-            let (Kind::Read(seen), Answer::Done) = (operation.kind, operation.answer) else {
-                continue;
-            };
-            if history
-                .failovers
-                .iter()
-                .any(|failover| failover.concerns(operation))
-            {
-                verdict.unchecked += 1;
-            } else {
-                folds.judge(operation, seen, verdict);
-                reads.push((operation, seen));
-            }
+        let is_lost = |read: &Operation| history.failovers.iter().any(|one| one.concerns(read));
+        let (lost, reads): (Vec<_>, Vec<_>) =
+            reads.iter().copied().partition(|(read, _)| is_lost(read));
+        verdict.unchecked += lost.len();
+        for &(read, seen) in &reads {
+            folds.judge(read, seen, verdict);
         }
         one_after_the_other(&reads, verdict);
     }
@@ -65,7 +47,8 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
 /// The states of a resource after each of its writes, and the possible times of these states.
 pub(super) struct Folds<'a> {
     pub(super) log: &'a [Line],
-    pub(super) writes: &'a [Option<&'a Operation>],
+    /// The operation that has written each line.
+    pub(super) writes: Vec<Option<&'a Operation>>,
     /// At index `n`, the state after `n` writes.
     pub(super) states: Vec<State>,
     /// At index `n`, the earliest moment at which all of the first `n` writes had been sent.
@@ -75,7 +58,7 @@ pub(super) struct Folds<'a> {
 }
 
 impl<'a> Folds<'a> {
-    pub(super) fn of(log: &'a [Line], writes: &'a [Option<&'a Operation>]) -> Self {
+    pub(super) fn of(log: &'a [Line], writes: Vec<Option<&'a Operation>>) -> Self {
         let (mut state, mut invoked, mut done) = (State::default(), 0, Moment::MAX);
         let mut folds = Self {
             log,
@@ -84,14 +67,14 @@ impl<'a> Folds<'a> {
             invoked: vec![invoked],
             done: vec![done],
         };
-        for (line, write) in log.iter().zip(writes) {
+        for (line, write) in log.iter().zip(&folds.writes) {
             let written = write.and_then(Operation::written);
             state = state.with(line.entry, written.map_or(0, |(_, amount)| amount));
             invoked = invoked.max(write.map_or(0, |write| write.invoked));
             folds.states.push(state);
             folds.invoked.push(invoked);
         }
-        for write in writes.iter().rev() {
+        for write in folds.writes.iter().rev() {
             done = done.min(write.map_or(Moment::MAX, Operation::done));
             folds.done.push(done);
         }

@@ -10,7 +10,7 @@ use super::{
     samples::{good, settle},
     search::Window,
 };
-use crate::history::{Answer, History, Kind, Operation, State};
+use crate::history::{Answer, History, Kind, Line, Operation, State};
 
 /// Returns a short history of one resource, without operations that the search does not support.
 fn short(seed: u64, random: &mut StdRng) -> History {
@@ -21,30 +21,31 @@ fn short(seed: u64, random: &mut StdRng) -> History {
             && operation.kind != Kind::Grant
             && operation.answer != Answer::Refused
     };
-    let operations = whole.operations.iter().filter(of_it).take(8).copied();
+    let operations = whole.operations.iter().filter(of_it).take(8);
+    let operations: Vec<_> = operations
+        .map(|one| Operation {
+            resource: 0,
+            ..*one
+        })
+        .collect();
+    let written = operations.iter().filter_map(Operation::written);
+    let entries: Vec<_> = written.map(|(entry, _)| entry).collect();
+    let log = whole
+        .log
+        .into_iter()
+        .filter(|line| line.resource == resource);
+    let log = log.filter(|line| entries.contains(&line.entry));
     let mut history = History {
-        operations: operations
-            .map(|one| Operation { resource: 0, ..one })
+        log: log
+            .map(|line| Line {
+                resource: 0,
+                ..line
+            })
             .collect(),
+        operations,
         states: vec![State::default()],
         ..History::default()
     };
-    let is_in = |entry| {
-        history
-            .operations
-            .iter()
-            .any(|one| one.written().is_some_and(|w| w.0 == entry))
-    };
-    let log = whole
-        .log
-        .iter()
-        .filter(|line| line.resource == resource && is_in(line.entry));
-    history.log = log
-        .map(|line| crate::history::Line {
-            resource: 0,
-            ..*line
-        })
-        .collect();
     settle(&mut history);
     history
 }

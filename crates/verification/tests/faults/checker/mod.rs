@@ -21,7 +21,8 @@ use std::{
     ops::Range,
 };
 
-use crate::history::{Answer, History, Kind, Line, Operation};
+use self::folds::Folds;
+use crate::history::{Answer, History, Kind, Line, Operation, State};
 
 /// A kind of violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,11 +96,11 @@ impl Verdict {
     pub fn of(history: &History) -> Self {
         let mut verdict = Self::default();
         verdict.count(history);
-        let sorted = Sorted::of(history);
-        writes::check(history, &sorted, &mut verdict);
-        order::check(history, &sorted, &mut verdict);
-        folds::check(history, &sorted, &mut verdict);
-        refusals::check(history, &sorted, &mut verdict);
+        let resources = by_resource(history);
+        writes::check(history, &resources, &mut verdict);
+        order::check(history, &resources, &mut verdict);
+        folds::check(history, &resources, &mut verdict);
+        refusals::check(history, &resources, &mut verdict);
         verdict
     }
 
@@ -142,35 +143,41 @@ impl Verdict {
     }
 }
 
-/// A history by resource.
-struct Sorted<'a> {
-    /// The operations of each resource, in the order in which they were sent.
-    operations: Vec<Vec<&'a Operation>>,
-    /// The log of each resource, and the operation that has written each line.
-    logs: Vec<(&'a [Line], Vec<Option<&'a Operation>>)>,
+/// The operations of one resource.
+struct Resource<'a> {
+    /// The operations, in the order in which they were sent.
+    operations: Vec<&'a Operation>,
+    /// The reads with an answer, each with the state that it returned.
+    reads: Vec<(&'a Operation, State)>,
+    folds: Folds<'a>,
 }
 
-impl<'a> Sorted<'a> {
-    fn of(history: &'a History) -> Self {
-        let mut operations = vec![vec![]; history.states.len()];
-        let mut by_entry = HashMap::with_capacity(history.operations.len());
-        for operation in &history.operations {
-            operations[operation.resource].push(operation);
-            if let Some((entry, _)) = operation.written() {
-                by_entry.insert((operation.resource, entry), operation);
-            }
+/// Sorts a history by resource.
+fn by_resource<'a>(history: &'a History) -> Vec<Resource<'a>> {
+    let mut operations = vec![vec![]; history.states.len()];
+    let mut by_entry = HashMap::with_capacity(history.operations.len());
+    for operation in &history.operations {
+        operations[operation.resource].push(operation);
+        if let Some((entry, _)) = operation.written() {
+            by_entry.insert((operation.resource, entry), operation);
         }
-        for operations in &mut operations {
-            operations.sort_by_key(|operation| operation.invoked);
-        }
-        let logs = (0..history.states.len()).map(|resource| {
-            let log = &history.log[lines(&history.log, resource)];
-            let write = |line: &Line| by_entry.get(&(resource, line.entry)).copied();
-            (log, log.iter().map(write).collect())
-        });
-        let logs = logs.collect();
-        Self { operations, logs }
     }
+    let resources = operations.into_iter().enumerate();
+    let resources = resources.map(|(resource, mut operations)| {
+        operations.sort_by_key(|operation| operation.invoked);
+        let log = &history.log[lines(&history.log, resource)];
+        let write = |line: &Line| by_entry.get(&(resource, line.entry)).copied();
+        let read = |one: &&'a Operation| match (one.kind, one.answer) {
+            (Kind::Read(seen), Answer::Done) => Some((*one, seen)),
+            _ => None,
+        };
+        Resource {
+            reads: operations.iter().filter_map(read).collect(),
+            folds: Folds::of(log, log.iter().map(write).collect()),
+            operations,
+        }
+    });
+    resources.collect()
 }
 
 /// Returns the range of the lines of a resource.

@@ -2,13 +2,14 @@
 //! token. If the token is reusable, both may have the same token. After a failover, no token that
 //! was granted before the failover is admitted.
 
-use super::{Kinds, Sorted, Verdict};
+use super::{Kinds, Resource, Verdict};
 use crate::history::{Answer, History, Kind, Moment, Operation};
 
-pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
-    for (operations, (_, writes)) in sorted.operations.iter().zip(&sorted.logs) {
-        in_time(history, operations, writes, verdict);
-        grants(operations, verdict);
+pub fn check(history: &History, resources: &[Resource<'_>], verdict: &mut Verdict) {
+    for resource in resources {
+        let writes = &resource.folds.writes;
+        in_time(history, &resource.operations, writes, verdict);
+        grants(&resource.operations, verdict);
         log(writes, verdict);
     }
 }

@@ -1,11 +1,8 @@
 //! A write or a read is refused only if a newer operation was sent before the refusal was answered.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
-use super::{Kinds, Sorted, Verdict, samples::good};
+use super::{Kinds, Resource, Verdict, samples::good};
 use crate::history::{Answer, History, Kind, Moment, Operation};
 
 /// The maximum time after which a request may arrive although its client has given up.
@@ -16,38 +13,33 @@ const LATE: Moment = Duration::from_secs(15).as_nanos() as Moment;
 /// position, and the steps in between.
 const KEPT: Moment = Duration::from_secs(8).as_nanos() as Moment;
 
-pub(super) fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
+pub(super) fn check(history: &History, resources: &[Resource<'_>], verdict: &mut Verdict) {
     // The refusal of a request for several resources is explained if the refusal of any one of its
     // operations is. All operations of a request were answered at the same time, which identifies
     // the request.
-    let (mut founded, mut excused, mut refused) = (HashSet::new(), HashSet::new(), HashMap::new());
-    let mut kept = HashSet::new();
-    for operations in &sorted.operations {
+    let mut refused = HashMap::new();
+    for Resource { operations, .. } in resources {
         let of_one = OfOne::of(history, operations);
         let of_them = operations
             .iter()
             .filter(|one| one.answer == Answer::Refused);
         for one in of_them {
             let request = (one.written().map(|(entry, _)| entry), one.answered);
-            refused.insert(request, *one);
-            if of_one.supersedes(one) {
-                founded.insert(request);
-            }
-            if of_one.may_be_superseded(one, &of_one.unheard) {
-                excused.insert(request);
-            }
-            if of_one.may_be_superseded(one, &of_one.kept) {
-                kept.insert(request);
-            }
+            let (founded, excused, kept, _) = refused
+                .entry(request)
+                .or_insert((false, false, false, *one));
+            *founded |= of_one.supersedes(one);
+            *excused |= of_one.may_be_superseded(one, &of_one.unheard);
+            *kept |= of_one.may_be_superseded(one, &of_one.kept);
         }
     }
-    for (request, one) in refused {
-        match (founded.contains(&request), excused.contains(&request)) {
-            (true, false) => verdict.founded += 1,
-            (true, true) => {}
-            (false, true) => verdict.excused += 1,
-            (false, false) if kept.contains(&request) => verdict.excused += 1,
-            (false, false) => verdict.violated(Kinds::Unfounded, || format!("{one:?}")),
+    for (founded, excused, kept, one) in refused.into_values() {
+        if founded {
+            verdict.founded += usize::from(!excused);
+        } else if excused || kept {
+            verdict.excused += 1;
+        } else {
+            verdict.violated(Kinds::Unfounded, || format!("{one:?}"));
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Generated histories without violations.
 
+use std::collections::HashMap;
+
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::history::{Answer, History, Kind, Line, Moment, Operation, State};
@@ -145,22 +147,15 @@ impl Database {
 
 /// Computes the positions and the states from the log.
 pub fn settle(history: &mut History) {
-    let amounts: std::collections::HashMap<_, _> = history
-        .operations
-        .iter()
-        .filter_map(|one| {
-            one.written()
-                .map(|(entry, amount)| ((one.resource, entry), amount))
-        })
-        .collect();
+    let written = |one: &Operation| Some((one.resource, one.written()?));
+    let written = history.operations.iter().filter_map(written);
+    let amounts = written.map(|(resource, (entry, amount))| ((resource, entry), amount));
+    let amounts: HashMap<_, _> = amounts.collect();
     history.states.fill(State::default());
     for line in &mut history.log {
         let state = &mut history.states[line.resource];
-        let amount = amounts
-            .get(&(line.resource, line.entry))
-            .copied()
-            .unwrap_or(0);
-        *state = state.with(line.entry, amount);
+        let amount = amounts.get(&(line.resource, line.entry));
+        *state = state.with(line.entry, amount.copied().unwrap_or(0));
         line.position = state.count;
     }
 }

@@ -10,7 +10,7 @@
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use super::{
-    Kinds, Sorted, Verdict,
+    Kinds, Resource, Verdict, by_resource,
     folds::Folds,
     samples::{good, settle},
     search::Window,
@@ -27,12 +27,10 @@ const READS: usize = 12;
 impl Verdict {
     /// Searches windows of the history of this verdict.
     pub fn search(&mut self, history: &History, seed: u64) {
-        let sorted = Sorted::of(history);
+        let resources = by_resource(history);
+        let resources = resources.iter().map(|one| Windows::of(history, one));
+        let resources: Vec<_> = resources.collect();
         let mut random = StdRng::seed_from_u64(seed);
-        let resources = 0..history.states.len();
-        let resources: Vec<_> = resources
-            .map(|resource| Resource::of(history, &sorted, resource))
-            .collect();
         let starts = resources.iter().flat_map(|resource| {
             let starts = (0..resource.folds.log.len()).step_by(WRITES / 2);
             starts.map(move |first| (resource, first))
@@ -61,27 +59,23 @@ impl Verdict {
 }
 
 /// The log and the reads of one resource.
-struct Resource<'a> {
-    folds: Folds<'a>,
+struct Windows<'a> {
+    folds: &'a Folds<'a>,
     /// The reads, each with the count of the state that it returned, ordered by this count.
     reads: Vec<(usize, &'a Operation)>,
 }
 
-impl<'a> Resource<'a> {
-    fn of(history: &History, sorted: &'a Sorted<'_>, resource: usize) -> Self {
-        let (log, writes) = &sorted.logs[resource];
-        let folds = Folds::of(log, writes);
+impl<'a> Windows<'a> {
+    fn of(history: &History, resource: &'a Resource<'_>) -> Self {
+        let folds = &resource.folds;
         let mut reads = vec![];
-        for operation in &sorted.operations[resource] {
-            let (Kind::Read(seen), Answer::Done) = (operation.kind, operation.answer) else {
-                continue;
-            };
-            let is_lost = || history.failovers.iter().any(|one| one.concerns(operation));
+        for (read, seen) in &resource.reads {
+            let is_lost = || history.failovers.iter().any(|one| one.concerns(read));
             let count = usize::try_from(seen.count).unwrap_or(usize::MAX);
             // Excludes reads that returned a newer write, because the specification checks the
             // token and reads in one step, but the fence does so in two steps.
-            if count <= log.len() && !folds.overtake(operation, count) && !is_lost() {
-                reads.push((count, *operation));
+            if count <= folds.log.len() && !folds.overtake(read, count) && !is_lost() {
+                reads.push((count, *read));
             }
         }
         reads.sort_by_key(|(count, _)| *count);
@@ -91,7 +85,7 @@ impl<'a> Resource<'a> {
     /// Returns the window that starts at this line of the log, or `None` if the operation of one of
     /// its writes is unknown.
     fn window(&self, first: usize, random: &mut StdRng) -> Option<Window<'a>> {
-        let (log, writes) = (self.folds.log, self.folds.writes);
+        let Folds { log, writes, .. } = self.folds;
         let last = (first + WRITES).min(log.len());
         let mut operations: Vec<_> = writes[first..last].iter().copied().collect::<Option<_>>()?;
         let from = self.reads.partition_point(|(count, _)| *count < first);

@@ -3,15 +3,17 @@
 
 use std::collections::HashMap;
 
-use super::{Kinds, Sorted, Verdict};
+use super::{Kinds, Resource, Verdict, folds::Folds};
 use crate::history::{Answer, Failover, History, Kind, Line, Operation};
 
-pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
+pub fn check(history: &History, resources: &[Resource<'_>], verdict: &mut Verdict) {
     let mut parts = HashMap::<i64, u8>::new();
-    for (resource, operations) in sorted.operations.iter().enumerate() {
-        let (log, writes) = &sorted.logs[resource];
-        let times = times(log);
-        lines(log, writes, &times, verdict);
+    for Resource {
+        operations, folds, ..
+    } in resources
+    {
+        let times = times(folds.log);
+        lines(folds, &times, verdict);
         for operation in operations {
             let Some((entry, _)) = operation.written() else {
                 continue;
@@ -24,7 +26,7 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
                 verdict.violated(Kinds::Refused, || format!("{operation:?}"));
             }
             if operation.answer == Answer::Done && !is_there {
-                missing(history, operation, log, writes, verdict);
+                missing(history, operation, folds, verdict);
             }
         }
     }
@@ -44,12 +46,8 @@ fn times(log: &[Line]) -> HashMap<i64, usize> {
     times
 }
 
-fn lines(
-    log: &[Line],
-    writes: &[Option<&Operation>],
-    times: &HashMap<i64, usize>,
-    verdict: &mut Verdict,
-) {
+fn lines(folds: &Folds<'_>, times: &HashMap<i64, usize>, verdict: &mut Verdict) {
+    let Folds { log, writes, .. } = folds;
     for (line, write) in log.iter().zip(writes) {
         if times[&line.entry] > 1 {
             verdict.violated(Kinds::Doubled, || format!("{line:?} {write:?}"));
@@ -70,13 +68,7 @@ fn lines(
 
 /// Judges an acknowledged write that is missing. A failover may have lost this write, together with
 /// all newer writes.
-fn missing(
-    history: &History,
-    operation: &Operation,
-    log: &[Line],
-    writes: &[Option<&Operation>],
-    verdict: &mut Verdict,
-) {
+fn missing(history: &History, operation: &Operation, folds: &Folds<'_>, verdict: &mut Verdict) {
     let concerns = |failover: &&Failover| failover.concerns(operation);
     let mut crashed = history
         .failovers
@@ -93,7 +85,7 @@ fn missing(
         line.token > operation.token
             || line.token == operation.token && write.invoked > operation.answered
     };
-    let newer = log.iter().zip(writes).find(|(line, write)| {
+    let newer = folds.log.iter().zip(&folds.writes).find(|(line, write)| {
         write.is_some_and(|write| is_newer(line, write) && write.done() <= first_crash)
     });
     if let Some((newer, _)) = newer {
