@@ -50,15 +50,19 @@ const RUN: &str =
     "under_faults::the_fence_loses_nothing_with_pgbouncer_and_a_wall_clock_that_jumps";
 
 fn main() -> ExitCode {
-    if env::args().nth(1).as_deref() == Some("service") {
-        runtime().block_on(service::serve());
-        return ExitCode::SUCCESS;
+    let given: Vec<String> = env::args().skip(1).collect();
+    match given.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["service", settings] => {
+            runtime().block_on(service::serve(settings));
+            return ExitCode::SUCCESS;
+        }
+        ["clients", settings] => {
+            runtime().block_on(clients::process::work(settings));
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
     }
-    if env::args().nth(1).as_deref() == Some("clients") {
-        runtime().block_on(clients::process::work());
-        return ExitCode::SUCCESS;
-    }
-    let arguments = match Arguments::parse(env::args().skip(1)) {
+    let arguments = match Arguments::parse(given.into_iter()) {
         Ok(arguments) => arguments,
         Err(wrong) => {
             eprintln!("{wrong}");

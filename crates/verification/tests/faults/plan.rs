@@ -64,64 +64,46 @@ faults! {
 
 use Fault::*;
 
-/// The additional faults of stores in Redis. The lists below are those of stores in etcd, and of
-/// stores that the services reach through a proxy.
-const IN_REDIS: [Fault; 5] = [
+/// The faults of nodes. `NodeFromOldFile` restores all nodes of etcd from a snapshot.
+const IN_NODES: [Fault; 5] = [
     NodeFrozen,
     NodeKilled,
     NodeFromOldFile,
     NodeFlushed,
     NodeEvicts,
 ];
-/// Faults of etcd: a node is frozen or killed, all nodes are restored from a snapshot, or an
-/// operator deletes all keys.
-const IN_ETCD: [Fault; 4] = [NodeFrozen, NodeKilled, NodeFromOldFile, NodeFlushed];
-const ON_LINKS: [Fault; 4] = [NodeCutOff, NodeSlow, NodeWithoutAnswer, NodeSilent];
+/// The faults of nodes that the services reach through a proxy.
+const ON_LINKS: [Fault; 5] = [
+    NodeCutOff,
+    NodeSlow,
+    NodeWithoutAnswer,
+    NodeSilent,
+    NodeClockJumps,
+];
 
-/// A fault, with its start (from the beginning of the run), its duration, and a number that chooses
-/// one of several servers.
+/// A fault, with its duration, and a number that chooses one of several servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
-    pub at: Duration,
     pub fault: Fault,
     pub lasts: Duration,
     pub choice: usize,
 }
 
-impl Planned {
-    /// A harmless entry that sets the end of a run without faults.
-    pub const fn nothing(at: Duration) -> Self {
-        Self {
-            at,
-            fault: Checkpoint,
-            lasts: Duration::ZERO,
-            choice: 0,
-        }
-    }
-}
-
-/// Draws the faults of a run of this length.
-pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
+/// Draws the faults of a run of this length, each with its start from the beginning of the run.
+pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<(Duration, Planned)> {
     let mut random = StdRng::seed_from_u64(seed);
     // The faults of nodes depend on the store.
     let is_anywhere = |fault: &Fault| !(NodeFrozen..=NodePromoted).contains(fault);
     let mut kinds: Vec<_> = ALL.iter().copied().filter(is_anywhere).collect();
-    if store == "etcd" {
-        kinds.extend(IN_ETCD.repeat(2));
-    } else if store != "postgres" {
-        // These faults are added twice, because Postgres has many more kinds of faults.
-        kinds.extend(IN_REDIS.repeat(2));
-    }
-    if matches!(store, "redis" | "quorum") {
-        kinds.extend(ON_LINKS);
-        kinds.push(NodeClockJumps);
-    }
-    if store == "etcd" {
-        kinds.extend(ON_LINKS);
-    }
-    if matches!(store, "sentinel" | "cluster") {
-        kinds.push(NodePromoted);
-    }
+    // The first list is added twice, because Postgres has many more kinds of faults.
+    let (twice, once): (&[Fault], &[Fault]) = match store {
+        "redis" | "quorum" => (&IN_NODES, &ON_LINKS),
+        "sentinel" | "cluster" => (&IN_NODES, &[NodePromoted]),
+        // Etcd evicts no keys, and no clock of its nodes jumps.
+        "etcd" => (&IN_NODES[..4], &ON_LINKS[..4]),
+        _ => (&[], &[]),
+    };
+    kinds.extend([twice, twice, once].concat());
     let (mut planned, mut deck) = (vec![], vec![]);
     let mut at = Duration::ZERO;
     loop {
@@ -133,11 +115,11 @@ pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
             deck.clone_from(&kinds);
             deck.shuffle(&mut random);
         }
-        planned.push(Planned {
-            at,
+        let fault = Planned {
             fault: deck.pop().expect("the deck was refilled"),
             lasts: Duration::from_millis(random.random_range(100..2_000)),
             choice: random.random_range(0..1_000),
-        });
+        };
+        planned.push((at, fault));
     }
 }

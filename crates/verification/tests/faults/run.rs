@@ -3,30 +3,26 @@
 
 use std::{
     path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
 use sqlx::{Connection, PgConnection};
 use tokio::{
     sync::{Mutex, watch},
-    task::JoinSet,
     time::sleep,
 };
 
 use crate::{
     checker::Verdict,
-    clients::{
-        self, PAIRS, Servers, Side, WORKLOADS,
-        process::{self, ClientProcess},
-    },
+    clients::{self, PAIRS, Settings, Side, WORKLOADS, process::ClientProcess},
     faults::{self, Stage, Targets},
     history::{Failover, History, Recorder},
-    plan::{Planned, plan},
+    plan::plan,
     servers::{
         database::Database,
         leases::{LeaseServers, STORES},
-        services::{Services, Settings},
+        services::Services,
     },
     summary::{Phase, Summary},
     support::pgbouncer::PgBouncer,
@@ -65,20 +61,16 @@ pub async fn run(options: Options) -> Summary {
     let length = options.length / u32::try_from(phases.len()).unwrap();
     let (database, address) = Database::start().await;
     let pooler = PgBouncer::start(&database.url(&address)).await;
-    let targets = Arc::new(Targets {
+    let targets = Targets {
         database: Mutex::new(database),
         address,
         link: Mutex::new(()),
         pooler: Mutex::new(pooler),
-    });
+    };
     let mut summary = Summary::new(&options);
     for (n, store) in phases.into_iter().enumerate() {
         let seed = options.seed.wrapping_add(n as u64);
-        let plan = match options.calm {
-            true => vec![Planned::nothing(length)],
-            false => plan(seed, store, length),
-        };
-        let phase = phase(&targets, store, n, options.clients, seed, plan).await;
+        let phase = phase(&targets, &options, store, n, seed, length).await;
         println!("{phase}");
         summary.add(phase);
     }
@@ -86,81 +78,71 @@ pub async fn run(options: Options) -> Summary {
 }
 
 async fn phase(
-    targets: &Arc<Targets>,
+    targets: &Targets,
+    options: &Options,
     store: &'static str,
     number: usize,
-    times: usize,
     seed: u64,
-    plan: Vec<Planned>,
+    length: Duration,
 ) -> Phase {
     let leases = LeaseServers::start(store).await;
     let url = targets.database.lock().await.url(&targets.address);
+    let pooler = targets.pooler.lock().await.url();
+    let services = Services::start(&url, &pooler, &leases).await;
     let settings = Settings {
-        pooled: targets.pooler.lock().await.url(),
-        database: url.clone(),
-        store,
-        store_urls: leases.urls(),
-    };
-    let services = Services::start(&settings).await;
-    let prefix = number.to_string();
-    let client_settings = process::Settings {
         urls: services.urls(),
-        database: url.clone(),
+        database: url,
         store: store.into(),
-        prefix: prefix.clone(),
+        prefix: number.to_string(),
         seed,
+        process: 0,
     };
-    let servers = Arc::new(Servers::new(services.urls(), url, store));
-    let side = |is_fenced| Arc::new(Side::new(is_fenced, &prefix, Recorder::default()));
-    let sides = [true, false].map(side);
+    let sides = Side::both(&settings, |_| Recorder::default());
     let mut conn = targets.database.lock().await.connect().await;
     for side in &sides {
         for name in &side.names {
             side.tables.add(&mut conn, name).await.unwrap();
         }
     }
+    let (stop, stopped) = watch::channel(false);
+    let counts = WORKLOADS.map(|workload| workload.clients * options.clients);
+    let clients = clients::start(&settings, &sides, counts, &stopped);
     let stage = Stage {
-        targets: targets.clone(),
+        targets,
         services,
         leases,
-        clients: Mutex::new(ClientProcess::start(client_settings, &sides)),
-        failovers: Mutex::default(),
+        clients: Mutex::new(ClientProcess::start(settings, &sides)),
     };
-    let (stop, stopped) = watch::channel(false);
-    let mut clients = JoinSet::new();
-    for side in &sides {
-        let counts = WORKLOADS.map(|workload| workload.clients * times);
-        for task in clients::start(&servers, side, counts, seed, &stopped) {
-            clients.spawn(task);
-        }
-    }
-    let faults = faults::happen(&stage, plan).await;
+    let plan = match options.calm {
+        true => vec![],
+        false => plan(seed, store, length),
+    };
+    let faults = faults::happen(&stage, plan, length).await;
     let stuck = recover(&sides[0]).await;
     stop.send_replace(true);
-    while let Some(client) = clients.join_next().await {
-        client.expect("a client has failed");
-    }
-    let failovers = stage.failovers.lock().await.clone();
+    clients.join_all().await;
     stage.clients.into_inner().stop();
     // Ends all writers before the tables are read.
     drop((stage.services, stage.leases));
-    let mut conn = targets.database.lock().await.connect().await;
-    let [fenced, unfenced] = sides;
-    let whole = history(&fenced, &failovers, &mut conn).await;
-    let mut fenced = Verdict::of(&whole);
-    fenced.search(&whole, seed);
-    if !fenced.is_good() {
-        keep(&whole, seed);
-    }
-    let whole = history(&unfenced, &failovers, &mut conn).await;
-    let mut unfenced = Verdict::of(&whole);
-    unfenced.search(&whole, seed);
+    let mut database = targets.database.lock().await;
+    let failovers = std::mem::take(&mut database.failovers);
+    let mut conn = database.connect().await;
+    drop(database);
+    let mut judge = async |side: &Side| {
+        let whole = history(side, &failovers, &mut conn).await;
+        let mut verdict = Verdict::of(&whole);
+        verdict.search(&whole, seed);
+        if side.is_fenced && !verdict.is_good() {
+            keep(&whole, seed);
+        }
+        verdict
+    };
+    let verdicts = [judge(&sides[0]).await, judge(&sides[1]).await];
     Phase {
         store,
         seed,
         faults,
-        fenced,
-        unfenced,
+        verdicts,
         stuck,
         failovers: failovers.iter().filter(|failover| failover.loses).count(),
     }
@@ -204,10 +186,7 @@ fn keep(history: &History, seed: u64) {
     operations.sort_by_key(|one| (one.resource, one.invoked));
     let operations = operations.iter().map(|one| format!("{one:?}\n"));
     let log = history.log.iter().map(|line| format!("{line:?}\n"));
-    let failovers = history
-        .failovers
-        .iter()
-        .map(|failover| format!("{failover:?}\n"));
+    let failovers = history.failovers.iter().map(|one| format!("{one:?}\n"));
     let text: String = operations.chain(log).chain(failovers).collect();
     match std::fs::write(&path, text) {
         Ok(()) => println!("the history is in {}", path.display()),

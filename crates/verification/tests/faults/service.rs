@@ -1,8 +1,7 @@
-//! The service under test, which runs in three processes. Each is this program with the argument
-//! `service`.
+//! The service under test, which runs in three processes. Each is this program with the arguments
+//! `service` and its [`Settings`].
 
 use std::{
-    env,
     net::SocketAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -34,17 +33,18 @@ use crate::{
     tables::{FENCED, Tables, UNFENCED},
 };
 
-/// The environment variables of a service.
-pub mod variables {
-    pub const ADDR: &str = "FAULTS_ADDR";
-    pub const DATABASE_URL: &str = "FAULTS_DATABASE_URL";
+/// The settings of a service.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Settings {
+    pub addr: SocketAddr,
+    /// The URL of the database, or of the pooler in front of it.
+    pub database: String,
     /// The URL of the database without the pooler.
-    pub const LISTEN_URL: &str = "FAULTS_LISTEN_URL";
-    /// The variable that is set if the service reuses connections from write to write.
-    pub const REUSE: &str = "FAULTS_REUSE";
-    pub const STORE: &str = "FAULTS_STORE";
-    /// The URLs of the servers of the store, separated by spaces.
-    pub const STORE_URLS: &str = "FAULTS_STORE_URLS";
+    pub direct: String,
+    /// Whether the service reuses connections from write to write.
+    pub reuses: bool,
+    pub store: String,
+    pub store_urls: Vec<String>,
 }
 
 /// The body of a write to each of the resources in the path.
@@ -67,13 +67,11 @@ pub async fn write(
     writing: &Writing,
 ) -> sqlx::Result<()> {
     for (n, resource) in resources.iter().enumerate() {
-        let (entry, amount) = (writing.entry, writing.amounts[n]);
-        let position = match &writing.back {
-            Some(back) => tables.write_back(conn, resource, back[n]).await?,
-            None => tables.append(conn, resource, entry, amount).await?,
-        };
-        let token = writing.tokens[n];
-        tables.log(conn, resource, entry, token, position).await?;
+        let back = writing.back.as_ref().map(|back| back[n]);
+        let (entry, token, amount) = (writing.entry, writing.tokens[n], writing.amounts[n]);
+        tables
+            .write(conn, resource, entry, token, amount, back)
+            .await?;
     }
     Ok(())
 }
@@ -103,8 +101,8 @@ async fn unfenced_write(
 
 async fn read(
     tables: Tables,
-    pool: PgPool,
-    resources: Vec<String>,
+    Shared(pool): Shared<PgPool>,
+    Path(resources): Path<Vec<String>>,
 ) -> Result<Json<Vec<State>>, StatusCode> {
     let read = async {
         // Behind a pooler, a statement outside a transaction might be prepared on one server
@@ -127,42 +125,23 @@ fn answered<T>(done: sqlx::Result<T>) -> Result<T, StatusCode> {
 }
 
 fn routes(fence: &Fence<sqlx::Postgres>) -> Router {
-    let (pool, one) = (fence.pool().clone(), || PathParam("one"));
-    let fenced_read = |Shared(pool): Shared<PgPool>, Path(resources): Path<Vec<String>>| {
-        read(FENCED, pool, resources)
-    };
-    let unfenced_read = |Shared(pool): Shared<PgPool>, Path(resources): Path<Vec<String>>| {
-        read(UNFENCED, pool, resources)
-    };
-    let fenced = get(fenced_read).post(fenced_write);
-    let unfenced = get(unfenced_read).post(unfenced_write);
+    let fenced = get(|pool, path| read(FENCED, pool, path)).post(fenced_write);
+    let unfenced = get(|pool, path| read(UNFENCED, pool, path)).post(unfenced_write);
     let keys = Idempotency::required().wait(Duration::from_secs(2));
-    let both = [one(), PathParam("two")];
-    let reusable = || FenceLayer::new(fence.clone(), one()).reusable();
+    let one = || FenceLayer::new(fence.clone(), PathParam("one"));
+    let both = FenceLayer::new(fence.clone(), [PathParam("one"), PathParam("two")]);
+    let keyed = one().reusable().idempotent(keys);
     Router::new()
         .route("/time", get(time))
-        .route("/fenced/{one}/{two}", fenced.clone())
-        .route_layer(FenceLayer::new(fence.clone(), both))
-        .merge(
-            Router::new()
-                .route("/fenced/{one}", fenced.clone())
-                .route_layer(FenceLayer::new(fence.clone(), one())),
-        )
-        .merge(
-            Router::new()
-                .route("/keyed/fenced/{one}", fenced.clone())
-                .route_layer(reusable().idempotent(keys)),
-        )
-        .merge(
-            Router::new()
-                .route("/again/fenced/{one}", fenced)
-                .route_layer(reusable()),
-        )
+        .route("/fenced/{one}/{two}", fenced.clone().route_layer(both))
+        .route("/fenced/{one}", fenced.clone().route_layer(one()))
+        .route("/keyed/fenced/{one}", fenced.clone().route_layer(keyed))
+        .route("/again/fenced/{one}", fenced.route_layer(one().reusable()))
         .route("/unfenced/{one}/{two}", unfenced.clone())
         .route("/unfenced/{one}", unfenced.clone())
         .route("/keyed/unfenced/{one}", unfenced.clone())
         .route("/again/unfenced/{one}", unfenced)
-        .with_state(pool)
+        .with_state(fence.pool().clone())
 }
 
 fn locks<L: Leases>(leases: L) -> Router {
@@ -171,15 +150,14 @@ fn locks<L: Leases>(leases: L) -> Router {
     Router::new().nest("/locks", issuer.router())
 }
 
-fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
-    let (store, urls) = (variable(variables::STORE), variable(variables::STORE_URLS));
-    let urls: Vec<_> = urls.split_whitespace().collect();
+fn issuer(fence: &Fence<sqlx::Postgres>, settings: &Settings) -> Router {
+    let urls: Vec<_> = settings.store_urls.iter().map(String::as_str).collect();
     // A busy machine may answer late.
     let wait = Duration::from_secs(2);
     let redis = || RedisLeases::builder(fence.clone()).command_timeout(wait);
-    let redis = match store.as_str() {
+    let redis = match settings.store.as_str() {
         "postgres" => {
-            let listen = variable(variables::LISTEN_URL).parse().unwrap();
+            let listen = settings.direct.parse().unwrap();
             return locks(PostgresLeases::new(fence.clone()).listen_with(listen));
         }
         "quorum" => {
@@ -209,18 +187,11 @@ fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
     locks(redis.unwrap().announced_to(fence.clone()))
 }
 
-fn variable(name: &str) -> String {
-    env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
-}
-
 /// Serves until the process is killed.
-pub async fn serve() {
-    let (url, direct) = (
-        variable(variables::DATABASE_URL),
-        variable(variables::LISTEN_URL),
-    );
-    let is_pooled = url != direct;
-    let mut options: PgConnectOptions = url.parse().unwrap();
+pub async fn serve(settings: &str) {
+    let settings: Settings = serde_json::from_str(settings).unwrap();
+    let is_pooled = settings.database != settings.direct;
+    let mut options: PgConnectOptions = settings.database.parse().unwrap();
     if is_pooled {
         options = options.statement_cache_capacity(0);
     }
@@ -234,11 +205,10 @@ pub async fn serve() {
         .hold_timeout(wait)
         .answer_timeout(wait)
         .transaction_pooling(is_pooled)
-        .reuse_connections(env::var(variables::REUSE).is_ok())
+        .reuse_connections(settings.reuses)
         .build(pool.connect_lazy_with(options));
-    let app = routes(&fence).merge(issuer(&fence));
-    let addr: SocketAddr = variable(variables::ADDR).parse().unwrap();
-    let listener = TcpListener::bind(addr).await.unwrap();
+    let app = routes(&fence).merge(issuer(&fence, &settings));
+    let listener = TcpListener::bind(settings.addr).await.unwrap();
     println!("listens");
     axum::serve(listener, app).await.unwrap();
 }

@@ -13,8 +13,8 @@ pub struct Phase {
     pub store: &'static str,
     pub seed: u64,
     pub faults: Counts,
-    pub fenced: Verdict,
-    pub unfenced: Verdict,
+    /// The verdicts on the writes with the fence, and on those without it.
+    pub verdicts: [Verdict; 2],
     /// The workloads that did not write again after the last fault.
     pub stuck: Vec<&'static str>,
     /// The number of failovers of the database that may have lost writes.
@@ -23,19 +23,14 @@ pub struct Phase {
 
 impl Phase {
     fn is_good(&self) -> bool {
-        self.fenced.is_good() && self.fenced.lost == 0 && self.stuck.is_empty()
+        let fenced = &self.verdicts[0];
+        fenced.is_good() && fenced.lost == 0 && self.stuck.is_empty()
     }
 }
 
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            store,
-            seed,
-            fenced,
-            unfenced,
-            ..
-        } = self;
+        let (Self { store, seed, .. }, [fenced, unfenced]) = (self, &self.verdicts);
         let faults: usize = self.faults.values().sum();
         write!(
             f,
@@ -61,25 +56,46 @@ pub struct Summary {
 /// The minimum length of a run in which each planned kind of fault must happen.
 const VERY_LONG: Duration = Duration::from_secs(600);
 
-/// A figure: its name, and its value in a verdict.
-type Figure = (&'static str, fn(&Verdict) -> usize);
-
 /// The minimum length of a run that must lose updates without the fence, and must contain at least
 /// one instance of everything that the checker checks.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The figures that must not be zero. If one is zero, a checked operation or event did not occur.
-const NEEDED: [Figure; 6] = [
-    ("writes acknowledged", |verdict| verdict.acknowledged),
-    ("writes without an answer", |verdict| verdict.unknown),
-    ("refusals explained by a known operation alone", |verdict| {
-        verdict.founded
+/// A figure: its name, whether it must not be zero with the fence, and its value in a verdict. If a
+/// figure that must not be zero is zero, a checked operation or event did not occur.
+type Figure = (&'static str, bool, fn(&Verdict) -> usize);
+
+/// A figure that the table does not show.
+const FOUNDED: Figure = (
+    "refusals explained by a known operation alone",
+    true,
+    |verdict| verdict.founded,
+);
+
+const FIGURES: [Figure; 12] = [
+    ("writes acknowledged", true, |of| of.acknowledged),
+    ("writes without an answer", true, |of| of.unknown),
+    ("writes refused as stale", false, |of| of.refused),
+    (
+        "refusals explained only by a failover, a lost answer or a kept position",
+        false,
+        |of| of.excused,
+    ),
+    ("writes rolled back", false, |of| of.undone),
+    ("leases granted", true, |of| of.grants),
+    ("reads with a token", true, |of| of.reads),
+    ("reads superseded while they ran", false, |of| of.overtaken),
+    (
+        "reads of data that an asynchronous failover may have lost",
+        false,
+        |of| of.unchecked,
+    ),
+    ("writes that an asynchronous failover lost", false, |of| {
+        of.failed_over
     }),
-    ("leases granted", |verdict| verdict.grants),
-    ("reads with a token", |verdict| verdict.reads),
-    ("windows searched for an order of effects", |verdict| {
-        verdict.windows
+    ("windows searched for an order of effects", true, |of| {
+        of.windows
     }),
+    ("**acknowledged writes lost**", false, |of| of.lost),
 ];
 
 impl Summary {
@@ -100,14 +116,14 @@ impl Summary {
         let mut failures: Vec<_> = bad.map(|phase| format!("{phase}")).collect();
         if self.options.length >= LONG && !self.options.calm {
             let nothing = |what: &str| format!("{what}: the run proves nothing");
-            if self.sum(|phase| phase.unfenced.lost) == 0 {
+            if self.sums(|verdict| verdict.lost)[1] == 0 {
                 failures.push(nothing("nothing was lost without the fence"));
             }
-            if self.sum(|phase| phase.faults.values().sum()) == 0 {
+            if self.faults().values().sum::<usize>() == 0 {
                 failures.push(nothing("no fault happened"));
             }
-            for (name, of) in NEEDED {
-                if self.sum(|phase| of(&phase.fenced)) == 0 {
+            for (name, is_needed, of) in FIGURES.into_iter().chain([FOUNDED]) {
+                if is_needed && self.sums(of)[0] == 0 {
                     failures.push(nothing(&format!("{name}: 0")));
                 }
             }
@@ -127,8 +143,9 @@ impl Summary {
         faults
     }
 
-    fn sum(&self, of: impl Fn(&Phase) -> usize) -> usize {
-        self.phases.iter().map(of).sum()
+    /// Returns the sums of a figure with the fence and without it.
+    fn sums(&self, of: fn(&Verdict) -> usize) -> [usize; 2] {
+        [0, 1].map(|side| self.phases.iter().map(|one| of(&one.verdicts[side])).sum())
     }
 }
 
@@ -137,64 +154,26 @@ impl fmt::Display for Summary {
         let Options { length, seed, .. } = &self.options;
         writeln!(f, "\n{length:?} under faults, seed {seed}")?;
         let mut violations = BTreeMap::<Kinds, usize>::new();
-        for (kind, count) in self
-            .phases
-            .iter()
-            .flat_map(|phase| &phase.unfenced.violations)
-        {
+        let unfenced = self.phases.iter().map(|phase| &phase.verdicts[1]);
+        for (kind, count) in unfenced.flat_map(|verdict| &verdict.violations) {
             *violations.entry(*kind).or_default() += count;
         }
         writeln!(f, "\n| | with the fence | without |\n|---|---|---|")?;
-        let figures: [Figure; 12] = [
-            ("writes acknowledged", |verdict| verdict.acknowledged),
-            ("writes without an answer", |verdict| verdict.unknown),
-            ("writes refused as stale", |verdict| verdict.refused),
-            (
-                "refusals explained only by a failover, a lost answer or a kept position",
-                |verdict| verdict.excused,
-            ),
-            ("writes rolled back", |verdict| verdict.undone),
-            ("leases granted", |verdict| verdict.grants),
-            ("reads with a token", |verdict| verdict.reads),
-            ("reads superseded while they ran", |verdict| {
-                verdict.overtaken
-            }),
-            (
-                "reads of data that an asynchronous failover may have lost",
-                |verdict| verdict.unchecked,
-            ),
-            ("writes that an asynchronous failover lost", |verdict| {
-                verdict.failed_over
-            }),
-            ("windows searched for an order of effects", |verdict| {
-                verdict.windows
-            }),
-            ("**acknowledged writes lost**", |verdict| verdict.lost),
-        ];
-        for (name, of) in figures {
-            let (fenced, unfenced) = (
-                self.sum(|phase| of(&phase.fenced)),
-                self.sum(|phase| of(&phase.unfenced)),
-            );
+        for (name, _, of) in FIGURES {
+            let [fenced, unfenced] = self.sums(of);
             writeln!(f, "| {name} | {fenced} | {unfenced} |")?;
         }
         writeln!(f, "\n| fault | times |\n|---|---|")?;
         for (fault, count) in self.faults() {
             writeln!(f, "| {fault:?} | {count} |")?;
         }
-        let failovers = self.sum(|phase| phase.failovers);
+        let failovers: usize = self.phases.iter().map(|phase| phase.failovers).sum();
         writeln!(
             f,
             "\nfailovers that may lose writes: {failovers}; violations without the fence: {violations:?}"
         )?;
-        let [fenced, written] = [
-            self.sum(|phase| phase.fenced.lost),
-            self.sum(|phase| phase.fenced.acknowledged),
-        ];
-        let [unfenced, others] = [
-            self.sum(|phase| phase.unfenced.lost),
-            self.sum(|phase| phase.unfenced.acknowledged),
-        ];
+        let [fenced, unfenced] = self.sums(|verdict| verdict.lost);
+        let [written, others] = self.sums(|verdict| verdict.acknowledged);
         write!(
             f,
             "fence {fenced} of {written}, without {unfenced} of {others}"

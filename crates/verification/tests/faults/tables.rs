@@ -1,36 +1,30 @@
 //! The tables to which the services write: a state for each resource, and a log of all writes.
 //! There is one pair of tables for writes with the fence, and one for writes without the fence.
 
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection, query, query_as};
 
 use crate::history::{Line, State};
 
 /// The tables for writes with the fence, or for writes without the fence.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tables {
-    states: &'static str,
-    log: &'static str,
+    /// `fenced` or `unfenced`.
+    pub side: &'static str,
 }
 
-pub const FENCED: Tables = Tables {
-    states: "fenced_states",
-    log: "fenced_log",
-};
-pub const UNFENCED: Tables = Tables {
-    states: "unfenced_states",
-    log: "unfenced_log",
-};
+pub const FENCED: Tables = Tables { side: "fenced" };
+pub const UNFENCED: Tables = Tables { side: "unfenced" };
 
 impl Tables {
     pub async fn create(self, conn: &mut PgConnection) -> sqlx::Result<()> {
-        let Self { states, log } = self;
         let sql = format!(
-            "CREATE TABLE {states} (
+            "CREATE TABLE {0}_states (
                  resource TEXT PRIMARY KEY, count BIGINT NOT NULL, digest BIGINT NOT NULL, balance BIGINT NOT NULL
              ) WITH (fillfactor = 50);
-             CREATE TABLE {log} (
+             CREATE TABLE {0}_log (
                  resource TEXT NOT NULL, entry BIGINT NOT NULL, token BIGINT NOT NULL, position BIGINT NOT NULL
-             )"
+             )",
+            self.side
         );
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await?;
         Ok(())
@@ -38,87 +32,58 @@ impl Tables {
 
     /// Inserts a resource.
     pub async fn add(self, conn: &mut PgConnection, resource: &str) -> sqlx::Result<()> {
-        let sql = format!("INSERT INTO {} VALUES ($1, 0, 0, 0)", self.states);
-        sqlx::query(AssertSqlSafe(sql))
-            .bind(resource)
-            .execute(conn)
-            .await?;
-        Ok(())
+        let sql = format!("INSERT INTO {}_states VALUES ($1, 0, 0, 0)", self.side);
+        let query = query(AssertSqlSafe(sql)).bind(resource);
+        query.execute(conn).await.map(drop)
     }
 
-    /// Adds an entry to the current state, like `State::with`. Returns the position of the entry.
-    pub async fn append(
-        self,
-        conn: &mut PgConnection,
-        resource: &str,
-        entry: i64,
-        amount: i64,
-    ) -> sqlx::Result<i64> {
-        let sql = format!(
-            "UPDATE {} SET count = count + 1, digest = (digest * 1000003 + $2) % 2147483647,
-                 balance = balance + $3 WHERE resource = $1 RETURNING count",
-            self.states
-        );
-        let query = sqlx::query(AssertSqlSafe(sql))
-            .bind(resource)
-            .bind(entry)
-            .bind(amount);
-        Ok(query.fetch_one(conn).await?.get(0))
-    }
-
-    /// Overwrites the state. Returns the position of the last entry.
-    pub async fn write_back(
-        self,
-        conn: &mut PgConnection,
-        resource: &str,
-        state: State,
-    ) -> sqlx::Result<i64> {
-        let sql = format!(
-            "UPDATE {} SET count = $2, digest = $3, balance = $4 WHERE resource = $1 RETURNING count",
-            self.states
-        );
-        let query = sqlx::query(AssertSqlSafe(sql))
-            .bind(resource)
-            .bind(state.count);
-        let query = query.bind(state.digest).bind(state.balance);
-        Ok(query.fetch_one(conn).await?.get(0))
-    }
-
-    /// Returns [`write_back`](Self::write_back) and [`log`](Self::log) as SQL text. The name must
-    /// not contain quotes.
-    pub fn write_back_in_text(
-        self,
-        resource: &str,
-        state: State,
-        entry: i64,
-        token: i64,
-    ) -> String {
-        let (
-            Self { states, log },
-            State {
-                count,
-                digest,
-                balance,
-            },
-        ) = (self, state);
+    /// Returns the statement that writes an entry. The statement adds the entry to the current
+    /// state, like `State::with`, or overwrites the state, and adds a line to the log.
+    fn statement(self) -> String {
         format!(
-            "UPDATE {states} SET count = {count}, digest = {digest}, balance = {balance} WHERE resource = '{resource}';
-             INSERT INTO {log} VALUES ('{resource}', {entry}, {token}, {count})"
+            "WITH written AS (
+                 UPDATE {0}_states SET count = coalesce($5, count + 1),
+                     digest = coalesce($6, (digest * 1000003 + $2) % 2147483647),
+                     balance = coalesce($7, balance + $4)
+                 WHERE resource = $1 RETURNING count
+             ) INSERT INTO {0}_log SELECT $1, $2, $3, count FROM written",
+            self.side
         )
     }
 
-    pub async fn log(
+    /// Writes an entry. If there is a state `back`, it overwrites the current state.
+    pub async fn write(
         self,
         conn: &mut PgConnection,
         resource: &str,
         entry: i64,
         token: i64,
-        position: i64,
+        amount: i64,
+        back: Option<State>,
     ) -> sqlx::Result<()> {
-        let sql = format!("INSERT INTO {} VALUES ($1, $2, $3, $4)", self.log);
-        let query = sqlx::query(AssertSqlSafe(sql)).bind(resource).bind(entry);
-        query.bind(token).bind(position).execute(conn).await?;
-        Ok(())
+        let query = query(AssertSqlSafe(self.statement()))
+            .bind(resource)
+            .bind(entry)
+            .bind(token)
+            .bind(amount)
+            .bind(back.map(|back| back.count))
+            .bind(back.map(|back| back.digest))
+            .bind(back.map(|back| back.balance));
+        match query.execute(conn).await?.rows_affected() {
+            1 => Ok(()),
+            _ => Err(sqlx::Error::RowNotFound),
+        }
+    }
+
+    /// Returns the SQL text of a write that overwrites the state. The name must not contain quotes.
+    pub fn write_in_text(self, resource: &str, entry: i64, token: i64, back: State) -> String {
+        let numbers = [entry, token, 0, back.count, back.digest, back.balance];
+        let statement = self.statement().replace("$1", &format!("'{resource}'"));
+        (2..)
+            .zip(numbers)
+            .fold(statement, |statement, (n, number)| {
+                statement.replace(&format!("${n}"), &number.to_string())
+            })
     }
 
     /// Reads the states of these resources in one snapshot.
@@ -128,20 +93,18 @@ impl Tables {
         resources: &[String],
     ) -> sqlx::Result<Vec<State>> {
         let sql = format!(
-            "SELECT count, digest, balance FROM {} JOIN unnest($1) WITH ORDINALITY AS asked (resource, n)
-                 USING (resource) ORDER BY n",
-            self.states
+            "SELECT count, digest, balance FROM {}_states
+                 JOIN unnest($1) WITH ORDINALITY AS asked (resource, n) USING (resource) ORDER BY n",
+            self.side
         );
-        let rows = sqlx::query(AssertSqlSafe(sql))
-            .bind(resources)
-            .fetch_all(conn)
-            .await?;
-        let state = |row: &sqlx::postgres::PgRow| State {
-            count: row.get(0),
-            digest: row.get(1),
-            balance: row.get(2),
+        let rows = query_as(AssertSqlSafe(sql)).bind(resources);
+        let rows: Vec<(i64, i64, i64)> = rows.fetch_all(conn).await?;
+        let state = |(count, digest, balance)| State {
+            count,
+            digest,
+            balance,
         };
-        Ok(rows.iter().map(state).collect())
+        Ok(rows.into_iter().map(state).collect())
     }
 
     /// Reads the log of these resources, ordered by resource and position. The number of a resource
@@ -152,21 +115,18 @@ impl Tables {
         resources: &[String],
     ) -> sqlx::Result<Vec<Line>> {
         let sql = format!(
-            "SELECT n - 1, entry, token, position FROM {} JOIN unnest($1) WITH ORDINALITY AS asked (resource, n)
-                 USING (resource) ORDER BY n, position",
-            self.log
+            "SELECT n - 1, entry, token, position FROM {}_log
+                 JOIN unnest($1) WITH ORDINALITY AS asked (resource, n) USING (resource) ORDER BY n, position",
+            self.side
         );
-        let rows = sqlx::query(AssertSqlSafe(sql))
-            .bind(resources)
-            .fetch_all(conn)
-            .await?;
-        let line = |row: &sqlx::postgres::PgRow| Line {
-            resource: usize::try_from(row.get::<i64, _>(0))
-                .expect("the number is an index in `resources`"),
-            entry: row.get(1),
-            token: row.get(2),
-            position: row.get(3),
+        let rows = query_as(AssertSqlSafe(sql)).bind(resources);
+        let rows: Vec<(i64, i64, i64, i64)> = rows.fetch_all(conn).await?;
+        let line = |(resource, entry, token, position)| Line {
+            resource: usize::try_from(resource).expect("the number is an index in `resources`"),
+            entry,
+            token,
+            position,
         };
-        Ok(rows.iter().map(line).collect())
+        Ok(rows.into_iter().map(line).collect())
     }
 }

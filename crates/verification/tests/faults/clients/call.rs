@@ -1,6 +1,4 @@
-//! The requests of clients to the services, and their recording.
-
-use std::sync::atomic::Ordering::Relaxed;
+//! The requests of clients to the services.
 
 use serde::Deserialize;
 use tower_fence::{
@@ -8,20 +6,14 @@ use tower_fence::{
     lease::{Acquire, Lease, LeaseError, Leases},
 };
 
-use super::{Client, TTL};
+use super::{
+    Client, TTL,
+    record::{Held, operations},
+};
 use crate::{
-    history::{Answer, Kind, Moment, Operation, State, now},
+    history::{Answer, Kind, State, now},
     service::Writing,
 };
-
-/// A held lease: the number of its resource, its token, and its member of the header
-/// `Fencing-Token`.
-#[derive(Clone, Debug)]
-pub struct Held {
-    pub resource: usize,
-    pub token: i64,
-    pub field: String,
-}
 
 /// The members of a problem document that the clients use.
 #[derive(Deserialize)]
@@ -37,74 +29,33 @@ fn problem(body: &str) -> String {
     name.rsplit('#').next().unwrap_or_default().to_owned()
 }
 
+/// Returns the answer to a refused or lost request for a lease.
+pub(super) fn not_granted(error: &LeaseError) -> Answer {
+    match error {
+        LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. } => Answer::Undone,
+        LeaseError::Unavailable(_) => Answer::Unknown,
+        other => panic!("{other:?}"),
+    }
+}
+
 impl Client {
     /// Acquires a lease that is not renewed. Waits in the queue for at most `wait` TTLs.
-    pub(super) async fn acquire(&mut self, resource: usize, wait: u32) -> Option<(Lease, Held)> {
-        let invoked = now();
+    pub(super) async fn acquire(
+        &mut self,
+        resource: usize,
+        wait: u32,
+    ) -> Result<(Lease, Held), Answer> {
         let service = self.choose_service();
-        let request = Acquire::new(TTL).wait(TTL * wait);
-        let leases = &self.servers.leases[service];
-        self.asks_for_lease(resource, invoked);
-        let granted = leases.acquire(&self.resource(resource), request).await;
-        let lease = match granted {
-            Ok(lease) => lease,
-            Err(error) => return self.without_lease(resource, invoked, &error),
+        let (leases, name) = (&self.servers.leases[service], self.resource(resource));
+        let request = async {
+            let lease = leases
+                .acquire(&name, Acquire::new(TTL).wait(TTL * wait))
+                .await;
+            let lease = lease.map_err(|error| not_granted(&error))?;
+            let token = lease.fencing_token();
+            Ok((lease, token))
         };
-        let held = self.granted(
-            resource,
-            lease.token.get(),
-            lease.fencing_token().to_string(),
-            invoked,
-        );
-        Some((lease, held))
-    }
-
-    pub(super) fn granted(
-        &self,
-        resource: usize,
-        token: i64,
-        field: String,
-        invoked: Moment,
-    ) -> Held {
-        let held = Held {
-            resource,
-            token,
-            field,
-        };
-        let kind = [Kind::Grant];
-        let grant: Vec<_> = operations(&[&held], kind, invoked, Answer::Done).collect();
-        self.side.recorder.record(grant);
-        held
-    }
-
-    /// Records that a lease is about to be requested.
-    pub(super) fn asks_for_lease(&self, resource: usize, invoked: Moment) {
-        let asked = Operation::grant(resource, invoked, Answer::Unknown);
-        self.side.recorder.asks([asked]);
-    }
-
-    /// Records a request for a lease without a known grant. If it has no answer, its token may
-    /// supersede other tokens. If it was refused, its position in the queue may be kept for three
-    /// seconds.
-    pub(super) fn not_granted(&self, resource: usize, invoked: Moment, answer: Answer) {
-        let operation = Operation::grant(resource, invoked, answer);
-        self.side.recorder.record([operation]);
-    }
-
-    /// Records the result of a failed request for a lease.
-    pub(super) fn without_lease<T>(
-        &self,
-        resource: usize,
-        invoked: Moment,
-        error: &LeaseError,
-    ) -> Option<T> {
-        let answer = match error {
-            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. } => Answer::Undone,
-            LeaseError::Unavailable(_) => Answer::Unknown,
-            other => panic!("{other:?}"),
-        };
-        self.not_granted(resource, invoked, answer);
-        None
+        self.side.grant(resource, request).await
     }
 
     pub(super) async fn release(&mut self, lease: &Lease) {
@@ -137,34 +88,19 @@ impl Client {
         };
         if with_tokens {
             let kinds = states.iter().map(|state| Kind::Read(*state));
-            let reads = operations(held, kinds, invoked, answer);
-            self.side.recorder.record(reads);
+            self.side.answered(operations(held, kinds, invoked), answer);
         }
         (answer == Answer::Done).then_some(states)
     }
 
     /// Writes with single-use tokens: either states computed from a read, or additions to the
     /// current states.
-    pub(super) async fn write(
-        &mut self,
-        held: &[&Held],
-        amounts: &[i64],
-        read: Option<&[State]>,
-    ) -> Answer {
+    pub(super) async fn write(&mut self, held: &[&Held], amounts: &[i64], read: Option<&[State]>) {
         let writing = self.writing(held, amounts, read);
-        let asked = self.asks(held, &writing, TokenUse::SingleUse);
-        let answer = self.try_write("", held, &writing, None).await;
-        self.answered(asked, answer);
-        answer
-    }
-
-    /// Writes with a reusable token, and returns the new state.
-    pub(super) async fn write_again(&mut self, held: &Held, state: State) -> Option<State> {
-        let writing = self.writing(&[held], &[1], Some(&[state]));
-        let asked = self.asks(&[held], &writing, TokenUse::Reusable);
-        let answer = self.try_write("/again", &[held], &writing, None).await;
-        self.answered(asked, answer);
-        (answer == Answer::Done).then(|| state.with(writing.entry, 1))
+        let side = self.side.clone();
+        let request = self.try_write("", held, &writing, None);
+        side.write(held, &writing, TokenUse::SingleUse, request)
+            .await;
     }
 
     pub(super) fn writing(
@@ -183,7 +119,7 @@ impl Client {
         });
         Writing {
             entry,
-            tokens: held.iter().map(|held| held.token).collect(),
+            tokens: held.iter().map(|held| held.token.token.get()).collect(),
             amounts: amounts.to_vec(),
             back,
         }
@@ -229,69 +165,15 @@ impl Client {
     }
 
     fn url(&mut self, path: &str, held: &[&Held]) -> String {
-        let side = if self.side.is_fenced {
-            "fenced"
-        } else {
-            "unfenced"
-        };
-        let names: Vec<_> = held
-            .iter()
-            .map(|held| self.side.names[held.resource].as_str())
-            .collect();
-        let names = names.join("/");
+        let names = held.iter().map(|held| &*self.side.names[held.resource]);
+        let names = names.collect::<Vec<_>>().join("/");
         let service = self.choose_service();
-        format!("{}{path}/{side}/{names}", self.servers.urls[service])
+        let service = &self.servers.settings.urls[service];
+        format!("{service}{path}/{}/{names}", self.side.tables.side)
     }
-
-    /// Records the operations of a request that is about to be sent.
-    pub(super) fn asks(&self, held: &[&Held], writing: &Writing, uses: TokenUse) -> Vec<Operation> {
-        let entry = writing.entry;
-        let kinds = writing.amounts.iter().map(|&amount| match uses {
-            TokenUse::Reusable => Kind::Rewrite { entry, amount },
-            _ => Kind::Write { entry, amount },
-        });
-        let asked: Vec<_> = operations(held, kinds, now(), Answer::Unknown).collect();
-        self.side.recorder.asks(asked.iter().copied());
-        asked
-    }
-
-    /// Records the answer.
-    pub(super) fn answered(&self, mut asked: Vec<Operation>, answer: Answer) {
-        let answered = now();
-        for operation in &mut asked {
-            (operation.answered, operation.answer) = (answered, answer);
-        }
-        if answer == Answer::Done {
-            for operation in &asked {
-                self.side.done[operation.resource].fetch_add(1, Relaxed);
-            }
-        }
-        self.side.recorder.record(asked);
-    }
-}
-
-fn operations(
-    held: &[&Held],
-    kinds: impl IntoIterator<Item = Kind>,
-    invoked: Moment,
-    answer: Answer,
-) -> impl Iterator<Item = Operation> {
-    let (parts, answered) = (
-        u8::try_from(held.len()).expect("a request has few resources"),
-        now(),
-    );
-    held.iter().zip(kinds).map(move |(held, kind)| Operation {
-        kind,
-        resource: held.resource,
-        token: held.token,
-        parts,
-        invoked,
-        answered,
-        answer,
-    })
 }
 
 fn field(held: &[&Held]) -> String {
-    let members: Vec<_> = held.iter().map(|held| held.field.as_str()).collect();
-    members.join(", ")
+    let members = held.iter().map(|held| held.token.to_string());
+    members.collect::<Vec<_>>().join(", ")
 }

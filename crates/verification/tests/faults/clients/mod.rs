@@ -2,17 +2,12 @@
 //! pauses, writes, and starts again. Each workload runs with the fence and without it.
 
 mod call;
-mod counter;
 pub mod process;
-mod queue;
-mod repeated;
-mod set;
+mod record;
 mod sql;
-mod stream;
-mod transfers;
+mod workloads;
 
 use std::{
-    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
@@ -21,7 +16,9 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tokio::{sync::watch, time::sleep};
+use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tower_fence::{Resource, client::HttpLeases};
 
 use crate::{
@@ -35,7 +32,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// The timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// A workload: its name, the range of its resources, and the number of its clients.
+/// A workload: its name, its first resource and the resource after its last one, and the number of
+/// its clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     pub name: &'static str,
@@ -52,48 +50,24 @@ pub fn workload_of(resource: usize) -> &'static str {
         .map_or("", |workload| workload.name)
 }
 
+const fn workload(name: &'static str, first: usize, last: usize, clients: usize) -> Workload {
+    Workload {
+        name,
+        resources: (first, last),
+        clients,
+    }
+}
+
 /// All workloads.
 pub const WORKLOADS: [Workload; 8] = [
-    Workload {
-        name: "counter",
-        resources: (0, 6),
-        clients: 4,
-    },
-    Workload {
-        name: "sql",
-        resources: (4, 8),
-        clients: 3,
-    },
-    Workload {
-        name: "set",
-        resources: (8, 12),
-        clients: 4,
-    },
-    Workload {
-        name: "transfers",
-        resources: (12, 16),
-        clients: 3,
-    },
-    Workload {
-        name: "repeated",
-        resources: (16, 20),
-        clients: 3,
-    },
-    Workload {
-        name: "queue",
-        resources: (20, 22),
-        clients: 4,
-    },
-    Workload {
-        name: "stream",
-        resources: (22, 25),
-        clients: 2,
-    },
-    Workload {
-        name: "sql stream",
-        resources: (25, 28),
-        clients: 2,
-    },
+    workload("counter", 0, 6, 4),
+    workload("sql", 4, 8, 3),
+    workload("set", 8, 12, 4),
+    workload("transfers", 12, 16, 3),
+    workload("repeated", 16, 20, 3),
+    workload("queue", 20, 22, 4),
+    workload("stream", 22, 25, 2),
+    workload("sql stream", 25, 28, 2),
 ];
 
 /// The number of resources.
@@ -112,48 +86,60 @@ pub struct Side {
 }
 
 impl Side {
-    pub fn new(is_fenced: bool, prefix: &str, recorder: Recorder) -> Self {
-        let side = if is_fenced { "fenced" } else { "unfenced" };
-        Self {
-            tables: if is_fenced { FENCED } else { UNFENCED },
-            is_fenced,
-            names: (0..RESOURCES)
-                .map(|n| format!("{prefix}-{side}-{n}"))
-                .collect(),
-            recorder,
-            done: [const { AtomicU64::new(0) }; RESOURCES],
-        }
+    /// Returns the side with the fence and the side without it. `recorder` takes whether the side
+    /// is fenced.
+    pub fn both(settings: &Settings, recorder: fn(bool) -> Recorder) -> [Arc<Self>; 2] {
+        [FENCED, UNFENCED].map(|tables| {
+            let name = |n| format!("{}-{}-{n}", settings.prefix, tables.side);
+            let is_fenced = tables == FENCED;
+            Arc::new(Self {
+                tables,
+                is_fenced,
+                names: (0..RESOURCES).map(name).collect(),
+                recorder: recorder(is_fenced),
+                done: [const { AtomicU64::new(0) }; RESOURCES],
+            })
+        })
     }
 }
 
-/// The servers, as clients reach them.
-pub struct Servers {
-    /// The services.
+/// The settings of the clients in a process.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Settings {
+    /// The URLs of the services.
     pub urls: Vec<String>,
-    pub leases: Vec<HttpLeases>,
-    pub http: reqwest::Client,
     pub database: String,
-    /// Whether the leases are in Postgres, so that clients can acquire them in SQL.
-    pub leases_in_sql: bool,
-    pub entries: AtomicI64,
+    pub store: String,
+    /// The prefix of the names of the resources.
+    pub prefix: String,
+    pub seed: u64,
+    /// The number of the process: 0 for the run itself.
+    pub process: u32,
+}
+
+/// The distance between the first entries of successive processes, so that entries are unique.
+const ENTRIES: i64 = 1_000_000_000;
+
+/// The servers, as clients reach them.
+struct Servers {
+    settings: Settings,
+    leases: Vec<HttpLeases>,
+    http: reqwest::Client,
+    entries: AtomicI64,
 }
 
 impl Servers {
-    pub fn new(urls: Vec<String>, database: String, store: &str) -> Self {
-        let leases = urls.iter().map(|url| {
+    fn new(settings: &Settings) -> Self {
+        let leases = settings.urls.iter().map(|url| {
             let leases = HttpLeases::new(&format!("{url}/locks")).unwrap();
             leases.answer_timeout(PATIENCE)
         });
+        let http = reqwest::Client::builder().timeout(PATIENCE);
         Self {
             leases: leases.collect(),
-            urls,
-            http: reqwest::Client::builder()
-                .timeout(PATIENCE)
-                .build()
-                .unwrap(),
-            database,
-            leases_in_sql: store == "postgres",
-            entries: AtomicI64::new(1),
+            http: http.build().unwrap(),
+            entries: AtomicI64::new(ENTRIES * i64::from(settings.process) + 1),
+            settings: settings.clone(),
         }
     }
 }
@@ -165,46 +151,52 @@ struct Client {
     workload: usize,
     random: StdRng,
     stop: watch::Receiver<bool>,
+    /// The connection of a client that uses SQL.
+    connection: Option<PgConnection>,
 }
 
-/// Starts the clients of one side. `counts` is the number of clients of each workload.
+/// Starts the clients of both sides. `counts` is the number of clients of each workload.
 pub fn start(
-    servers: &Arc<Servers>,
-    side: &Arc<Side>,
+    settings: &Settings,
+    sides: &[Arc<Side>; 2],
     counts: [usize; WORKLOADS.len()],
-    seed: u64,
     stop: &watch::Receiver<bool>,
-) -> Vec<impl Future<Output = ()> + Send + use<>> {
-    let mut tasks = vec![];
-    for (workload, count) in counts.into_iter().enumerate() {
-        for n in 0..count {
-            let random = seed ^ (workload * 10_000 + n) as u64;
-            let client = Client {
-                servers: servers.clone(),
-                side: side.clone(),
-                workload,
-                random: StdRng::seed_from_u64(random),
-                stop: stop.clone(),
-            };
-            tasks.push(client.run());
+) -> JoinSet<()> {
+    let servers = Arc::new(Servers::new(settings));
+    // The seeds of all processes differ.
+    let seed = settings.seed ^ (u64::from(settings.process) << 32);
+    let mut clients = JoinSet::new();
+    for side in sides {
+        for (workload, count) in counts.into_iter().enumerate() {
+            for n in 0..count {
+                let random = seed ^ (workload * 10_000 + n) as u64;
+                let client = Client {
+                    servers: servers.clone(),
+                    side: side.clone(),
+                    workload,
+                    random: StdRng::seed_from_u64(random),
+                    stop: stop.clone(),
+                    connection: None,
+                };
+                clients.spawn(client.run());
+            }
         }
     }
-    tasks
+    clients
 }
 
 impl Client {
     async fn run(mut self) {
-        let mut connection = None;
         while !*self.stop.borrow() {
             let worked = match WORKLOADS[self.workload].name {
                 "counter" => self.count().await,
-                "sql" => self.count_in_sql(&mut connection).await,
+                "sql" => self.count_in_sql().await,
                 "set" => self.add_to_set().await,
                 "transfers" => self.transfer().await,
                 "repeated" => self.repeat().await,
                 "queue" => self.wait_in_queue().await,
                 "stream" => self.stream().await,
-                "sql stream" => self.stream_in_sql(&mut connection).await,
+                "sql stream" => self.stream_in_sql().await,
                 name => unreachable!("{name}"),
             };
             if worked.is_none() {
@@ -235,12 +227,11 @@ impl Client {
     /// Chooses a resource of the workload.
     fn choose(&mut self) -> usize {
         let (first, last) = WORKLOADS[self.workload].resources;
-        let range: Range<usize> = first..last;
-        self.random.random_range(range)
+        self.random.random_range(first..last)
     }
 
     fn choose_service(&mut self) -> usize {
-        self.random.random_range(0..self.servers.urls.len())
+        self.random.random_range(0..self.servers.leases.len())
     }
 
     fn resource(&self, number: usize) -> Resource {

@@ -7,7 +7,9 @@ use tokio::time::{sleep, timeout};
 use tower_fence::Fence;
 
 use crate::{
+    clients::TTL,
     history::{Failover, now},
+    plan::{Fault, Planned},
     support::{
         postgres::PostgresServer,
         process::{family, send_signal, try_signal},
@@ -18,8 +20,19 @@ use crate::{
     tables::{FENCED, UNFENCED},
 };
 
+/// Terminates random sessions of clients, except the session that executes the statement.
+const TERMINATE: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.5";
+/// Cancels the statements of random sessions, except the session that executes this statement.
+const CANCEL: &str = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.8";
+
+/// Breaks all held leases.
+const BREAK: &str = "SELECT tower_fence.break_lease(resource) FROM tower_fence.leases";
+
 pub struct Database {
     primary: PostgresServer,
+    pub failovers: Vec<Failover>,
 }
 
 impl Database {
@@ -43,7 +56,8 @@ impl Database {
         for tables in [FENCED, UNFENCED] {
             tables.create(&mut conn).await.unwrap();
         }
-        (Self { primary }, address)
+        let failovers = vec![];
+        (Self { primary, failovers }, address)
     }
 
     /// Connects directly to the server, not through the address that faults disturb.
@@ -56,7 +70,7 @@ impl Database {
     }
 
     /// Tries to run a statement. Returns whether it succeeded.
-    pub async fn try_execute(&self, sql: &'static str) -> bool {
+    async fn try_execute(&self, sql: &'static str) -> bool {
         let url = self.primary.url("postgres");
         let run = async {
             let mut conn = PgConnection::connect(&url).await?;
@@ -76,44 +90,81 @@ impl Database {
         self.primary.restart().await;
     }
 
+    /// Executes a fault. Returns false if it did not happen.
+    pub async fn suffer(&mut self, planned: Planned, address: &Proxy) -> bool {
+        use Fault::*;
+        let Planned {
+            fault,
+            lasts,
+            choice,
+        } = planned;
+        match fault {
+            PostgresFrozen => {
+                let processes = self.processes();
+                self.signal(&processes, "-STOP");
+                sleep(lasts).await;
+                self.signal(&processes, "-CONT");
+            }
+            PostgresKilled => self.restart(true, lasts).await,
+            PostgresRestarted => self.restart(false, lasts).await,
+            PostgresClockJumps => {
+                // The jump is shorter than the retention of idempotency keys.
+                let jump = ["+1h", "-1h", "-3s"][choice % 3];
+                return self.run_with_clock(jump, lasts).await;
+            }
+            BackendFrozen => {
+                let Some(pid) = self.signal_one_backend(choice, "-STOP") else {
+                    return false;
+                };
+                sleep(TTL / 2 + lasts).await;
+                self.signal(&[pid], "-CONT");
+            }
+            // The server then ends all other such processes and recovers.
+            BackendKilled => {
+                let is_killed = self.signal_one_backend(choice, "-KILL").is_some();
+                self.recover().await;
+                return is_killed;
+            }
+            BackendsTerminated => return self.try_execute(TERMINATE).await,
+            BackendsCanceled => return self.try_execute(CANCEL).await,
+            Checkpoint => return self.try_execute("CHECKPOINT").await,
+            // Files cannot grow. A server that cannot write its log shuts down.
+            NoSpace => {
+                // A segment of the log has 16 MB, and most tables are smaller than this limit.
+                let is_limited = self.limit_files("1048576:unlimited");
+                sleep(lasts).await;
+                self.limit_files("unlimited:unlimited");
+                self.recover().await;
+                return is_limited;
+            }
+            FailoverSynchronous => self.fail_over(address, false, lasts / 4).await,
+            FailoverAsynchronous => self.fail_over(address, true, lasts / 4).await,
+            other => unreachable!("{other:?} is not a fault of Postgres"),
+        }
+        true
+    }
+
     /// Runs the server with a wrong wall clock. The server is stopped to set the clock, and killed
     /// to reset it. Returns whether the clock was wrong.
-    pub async fn run_with_clock(&mut self, offset: &str, length: Duration) -> bool {
+    async fn run_with_clock(&mut self, offset: &str, lasts: Duration) -> bool {
         self.primary.set_variables(off_by(offset));
         self.restart(false, Duration::ZERO).await;
         let time = sqlx::query_scalar("SELECT extract(epoch FROM clock_timestamp())::bigint");
         let time = time.fetch_one(&mut self.connect().await).await;
         let is_wrong = is_wrong(time.ok());
-        sleep(length).await;
+        sleep(TTL / 2 + lasts).await;
         self.primary.set_variables(vec![]);
         self.restart(true, Duration::ZERO).await;
+        // Leases that were granted while the clock was ahead expire only after an hour. Break these
+        // leases, so that clients can write to the resources.
+        if offset.starts_with('+') {
+            for _ in 0..5 {
+                if self.try_execute(BREAK).await {
+                    break;
+                }
+            }
+        }
         is_wrong
-    }
-
-    /// Freezes all processes of the server for this time.
-    pub async fn freeze(&self, length: Duration) {
-        let processes = self.processes();
-        self.signal(&processes, "-STOP");
-        sleep(length).await;
-        self.signal(&processes, "-CONT");
-    }
-
-    /// Kills one process that serves a connection. The server then ends all other such processes
-    /// and recovers.
-    pub async fn kill_one_backend(&mut self, choice: usize) -> bool {
-        let is_killed = self.signal_one_backend(choice, "-KILL").is_some();
-        self.recover().await;
-        is_killed
-    }
-
-    /// Freezes one process that serves a connection for this time.
-    pub async fn freeze_one_backend(&self, choice: usize, length: Duration) -> bool {
-        let Some(pid) = self.signal_one_backend(choice, "-STOP") else {
-            return false;
-        };
-        sleep(length).await;
-        self.signal(&[pid], "-CONT");
-        true
     }
 
     fn signal_one_backend(&self, choice: usize, signal: &str) -> Option<u32> {
@@ -121,16 +172,6 @@ impl Database {
         let backends: Vec<_> = processes.into_iter().filter(|pid| serves(*pid)).collect();
         let pid = *backends.get(choice % backends.len().max(1))?;
         try_signal(pid, signal).then_some(pid)
-    }
-
-    /// Prevents files from growing for this time. A server that cannot write its log shuts down.
-    pub async fn no_space(&mut self, length: Duration) -> bool {
-        // A segment of the log has 16 MB, and most tables are smaller than this limit.
-        let is_limited = self.limit_files("1048576:unlimited");
-        sleep(length).await;
-        self.limit_files("unlimited:unlimited");
-        self.recover().await;
-        is_limited
     }
 
     /// Limits the size of files. Returns whether the limit applies at least to the main process.
@@ -162,16 +203,15 @@ impl Database {
     }
 
     /// Creates a standby, and replaces the server with it after a while.
-    pub async fn fail_over(
-        &mut self,
-        address: &Proxy,
-        replication: Replication,
-        lasts: Duration,
-    ) -> Failover {
+    async fn fail_over(&mut self, address: &Proxy, loses: bool, lasts: Duration) {
+        let replication = match loses {
+            true => Replication::Asynchronous,
+            false => Replication::Synchronous,
+        };
         let standby = Standby::of(&self.primary, replication).await;
         sleep(lasts).await;
         let from = now();
-        if replication == Replication::Asynchronous {
+        if loses {
             standby.catch_up(&self.primary).await;
             standby.hold_back();
             sleep(lasts).await;
@@ -182,12 +222,12 @@ impl Database {
         self.primary = standby.promote().await;
         address.switch_to(self.primary.addr());
         let until = now();
-        Failover {
-            loses: replication == Replication::Asynchronous,
+        self.failovers.push(Failover {
+            loses,
             from,
             crashed,
             until,
-        }
+        });
     }
 
     /// Returns the processes of the server, with the main process first.
