@@ -1,9 +1,10 @@
 //! [`Idempotency`]: the options of a layer that accepts idempotency keys.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::extract::OriginalUri;
 use bytes::Bytes;
+use derive_where::derive_where;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts};
 use sha2::{Digest, Sha256};
@@ -45,11 +46,14 @@ use crate::{
 /// # let _ = keys;
 /// ```
 #[derive(Clone)]
+#[derive_where(Debug)]
 pub struct Idempotency {
     required: bool,
     ttl: Duration,
     wait: Option<Duration>,
+    #[derive_where(skip)]
     scope: Option<Arc<Scope>>,
+    #[derive_where(skip)]
     principal: Option<Arc<Principal>>,
     pub(super) response_limit_bytes: usize,
     pub(super) stored_headers: Arc<[HeaderName]>,
@@ -306,18 +310,6 @@ fn fingerprint(parts: &Parts, claims: &Claims, body: &Bytes) -> [u8; 32] {
     hash.update(resources_digest(claims));
     hash.update(body);
     hash.finalize().into()
-}
-
-impl fmt::Debug for Idempotency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Idempotency")
-            .field("required", &self.required)
-            .field("ttl", &self.ttl)
-            .field("wait", &self.wait)
-            .field("response_limit_bytes", &self.response_limit_bytes)
-            .field("stored_headers", &self.stored_headers)
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ mod stored;
 mod verdict;
 mod verification;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::response::Response;
 use derive_where::derive_where;
@@ -168,7 +168,6 @@ pub use self::pending::PgPendingWrite;
 pub use self::pending::SqlitePendingWrite;
 #[cfg(test)]
 pub(crate) use self::report::captured;
-use self::service::Config;
 pub use self::{
     extract::NoTransaction,
     failure::DatabaseError,
@@ -182,6 +181,7 @@ pub use self::{
     verdict::Rollback,
     verification::Verification,
 };
+use self::{on_begin::Hook, verdict::CommitIf};
 use crate::{
     fence::{Fence, FenceDatabase, TokenUse},
     header::FENCING_TOKEN,
@@ -191,9 +191,29 @@ use crate::{
 ///
 /// See the [module](self) for its rules and an example.
 #[derive_where(Clone; R)]
+#[derive_where(Debug)]
 pub struct FenceLayer<DB: FenceDatabase, R> {
-    config: Config<DB, R>,
+    fence: Fence<DB>,
+    #[derive_where(skip(Debug))]
+    resource_from: R,
+    header: HeaderName,
+    token_use: TokenUse,
+    body_limit_bytes: usize,
+    body_timeout: Duration,
+    idempotency: Option<Arc<Idempotency>>,
+    deferred: bool,
+    known_epochs: bool,
+    verification: Option<Verification>,
+    #[derive_where(skip(Debug))]
+    on_begin: Option<Hook<DB>>,
+    #[derive_where(skip(Debug))]
+    commit_if: Option<CommitIf>,
+    #[derive_where(skip(Debug))]
+    map_refusal: Option<Arc<MapRefusal>>,
 }
+
+/// The function of [`FenceLayer::map_refusal`].
+type MapRefusal = dyn Fn(&Refusal, Response) -> Response + Send + Sync;
 
 impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Creates a layer for single-use tokens.
@@ -203,21 +223,19 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// closure over the request's parts, or an array of these. See [`ResourceFrom`].
     pub const fn new(fence: Fence<DB>, resource_from: R) -> Self {
         Self {
-            config: Config {
-                fence,
-                resource_from,
-                header: FENCING_TOKEN,
-                token_use: TokenUse::SingleUse,
-                body_limit_bytes: 2 * 1024 * 1024,
-                body_timeout: Duration::from_secs(10),
-                idempotency: None,
-                deferred: false,
-                known_epochs: false,
-                verification: None,
-                on_begin: None,
-                commit_if: None,
-                map_refusal: None,
-            },
+            fence,
+            resource_from,
+            header: FENCING_TOKEN,
+            token_use: TokenUse::SingleUse,
+            body_limit_bytes: 2 * 1024 * 1024,
+            body_timeout: Duration::from_secs(10),
+            idempotency: None,
+            deferred: false,
+            known_epochs: false,
+            verification: None,
+            on_begin: None,
+            commit_if: None,
+            map_refusal: None,
         }
     }
 
@@ -227,7 +245,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// With this option, if a client or a proxy repeats a request, the write is applied twice.
     #[must_use]
     pub const fn reusable(mut self) -> Self {
-        self.config.token_use = TokenUse::Reusable;
+        self.token_use = TokenUse::Reusable;
         self
     }
 
@@ -240,7 +258,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// the handler runs.
     #[must_use]
     pub const fn deferred(mut self) -> Self {
-        self.config.deferred = true;
+        self.deferred = true;
         self
     }
 
@@ -259,7 +277,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// exceed `max_token` may be above all epochs.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
-        self.config.known_epochs = true;
+        self.known_epochs = true;
         self
     }
 
@@ -291,7 +309,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// stored response.
     #[must_use]
     pub fn verify_with(mut self, keys: impl Into<Verification>) -> Self {
-        self.config.verification = Some(keys.into());
+        self.verification = Some(keys.into());
         self
     }
 
@@ -319,7 +337,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
             + Sync
             + 'static,
     {
-        self.config.on_begin = Some(Arc::new(hook));
+        self.on_begin = Some(Arc::new(hook));
         self
     }
 
@@ -351,7 +369,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     where
         F: Fn(&Response) -> bool + Send + Sync + 'static,
     {
-        self.config.commit_if = Some(Arc::new(commits));
+        self.commit_if = Some(Arc::new(commits));
         self
     }
 
@@ -370,28 +388,28 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     where
         F: Fn(&Refusal, Response) -> Response + Send + Sync + 'static,
     {
-        self.config.map_refusal = Some(Arc::new(render));
+        self.map_refusal = Some(Arc::new(render));
         self
     }
 
     /// Sets the name of the header that carries the tokens. Default: [`FENCING_TOKEN`].
     #[must_use]
     pub fn header(mut self, name: HeaderName) -> Self {
-        self.config.header = name;
+        self.header = name;
         self
     }
 
     /// Sets the maximum length of a fenced request's body, in bytes. Default: 2 MiB.
     #[must_use]
     pub const fn body_limit_bytes(mut self, limit: usize) -> Self {
-        self.config.body_limit_bytes = limit;
+        self.body_limit_bytes = limit;
         self
     }
 
     /// Sets the timeout for reading a fenced request's body. Default: 10 s.
     #[must_use]
     pub const fn body_timeout(mut self, limit: Duration) -> Self {
-        self.config.body_timeout = limit;
+        self.body_timeout = limit;
         self
     }
 
@@ -412,7 +430,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// transaction to READ ONLY either, because the response could then not be stored.
     #[must_use]
     pub fn idempotent(mut self, keys: Idempotency) -> Self {
-        self.config.idempotency = Some(Arc::new(keys));
+        self.idempotency = Some(Arc::new(keys));
         self
     }
 }
@@ -422,24 +440,5 @@ impl<S, DB: FenceDatabase, R: Clone> Layer<S> for FenceLayer<DB, R> {
 
     fn layer(&self, inner: S) -> Self::Service {
         FenceService::new(inner, self.clone())
-    }
-}
-
-impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FenceLayer")
-            .field("fence", &self.config.fence)
-            .field("header", &self.config.header)
-            .field("token_use", &self.config.token_use)
-            .field("body_limit_bytes", &self.config.body_limit_bytes)
-            .field("body_timeout", &self.config.body_timeout)
-            .field("idempotency", &self.config.idempotency)
-            .field("deferred", &self.config.deferred)
-            .field("known_epochs", &self.config.known_epochs)
-            .field("verification", &self.config.verification)
-            .field("on_begin", &self.config.on_begin.is_some())
-            .field("commit_if", &self.config.commit_if.is_some())
-            .field("map_refusal", &self.config.map_refusal.is_some())
-            .finish_non_exhaustive()
     }
 }

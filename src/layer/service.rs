@@ -1,10 +1,9 @@
 //! Tower service of the layer: header → token → admission → handler → COMMIT → response.
 
 use std::{
-    fmt, mem,
+    mem,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use axum::{
@@ -17,7 +16,7 @@ use bytes::Bytes;
 use derive_where::derive_where;
 use futures_util::future::{BoxFuture, ready};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request,
+    HeaderMap, HeaderValue, Method, Request,
     header::{CACHE_CONTROL, VARY},
     request::Parts,
 };
@@ -32,52 +31,26 @@ use super::{
     extract::Passed,
     failure,
     idempotency::Idempotency,
-    on_begin::{self, Hook, OnBegin},
+    on_begin::{self, OnBegin},
     pending::PendingWrite,
     refusal::Refusal,
     report,
     resource::{ResourceError, ResourceFrom},
     settle::{run_handler, settle},
     stored::replay,
-    verdict::CommitIf,
-    verification::Verification,
 };
 use crate::{
     body,
-    fence::{
-        AdmitError, Claims, Fence, FenceDatabase, FencedTx, KeyedRequest, Once, RecordId, Slot,
-        TokenUse,
-    },
+    fence::{AdmitError, Claims, FenceDatabase, FencedTx, KeyedRequest, Once, RecordId, Slot},
     header,
     metrics::{self, Timer},
 };
 
-/// Settings that a layer shares with its services.
-#[derive_where(Clone; R)]
-pub(super) struct Config<DB: FenceDatabase, R> {
-    pub(super) fence: Fence<DB>,
-    pub(super) resource_from: R,
-    pub(super) header: HeaderName,
-    pub(super) token_use: TokenUse,
-    pub(super) body_limit_bytes: usize,
-    pub(super) body_timeout: Duration,
-    pub(super) idempotency: Option<Arc<Idempotency>>,
-    pub(super) deferred: bool,
-    pub(super) known_epochs: bool,
-    pub(super) verification: Option<Verification>,
-    pub(super) on_begin: Option<Hook<DB>>,
-    pub(super) commit_if: Option<CommitIf>,
-    pub(super) map_refusal: Option<Arc<MapRefusal>>,
-}
-
-/// The function of [`FenceLayer::map_refusal`].
-pub(super) type MapRefusal = dyn Fn(&Refusal, Response) -> Response + Send + Sync;
-
 /// Tower service that a [`FenceLayer`](super::FenceLayer) creates.
-#[derive_where(Clone; S)]
+#[derive_where(Clone, Debug; S)]
 pub struct FenceService<S, DB: FenceDatabase, R> {
-    pub(super) inner: S,
-    pub(super) config: Arc<Config<DB, R>>,
+    inner: S,
+    layer: Arc<FenceLayer<DB, R>>,
 }
 
 impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
@@ -85,7 +58,7 @@ impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
     pub fn new(inner: S, layer: FenceLayer<DB, R>) -> Self {
         Self {
             inner,
-            config: Arc::new(layer.config),
+            layer: Arc::new(layer),
         }
     }
 
@@ -102,15 +75,6 @@ impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
     /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
-    }
-}
-
-impl<S: fmt::Debug, DB: FenceDatabase, R> fmt::Debug for FenceService<S, DB, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FenceService")
-            .field("inner", &self.inner)
-            .field("fence", &self.config.fence)
-            .finish_non_exhaustive()
     }
 }
 
@@ -139,7 +103,7 @@ where
         // Call the service that was polled ready, because its clone may not be ready.
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
-        let config = Arc::clone(&self.config);
+        let layer = Arc::clone(&self.layer);
         let route = request.extensions().get::<MatchedPath>();
         let route = route.map(MatchedPath::as_str);
         // The level is ERROR, so that log lines in this span have its fields even with the filter
@@ -148,14 +112,14 @@ where
         // If a filter disables this span, `Span::current` returns a span of the application.
         let fields = span.clone();
         let call = async move {
-            let response = config.respond(inner, request, &fields).await?;
-            Ok(config.render(response))
+            let response = layer.respond(inner, request, &fields).await?;
+            Ok(layer.render(response))
         };
         Box::pin(call.instrument(span))
     }
 }
 
-impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
+impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Responds to a request with the handler's response or with a refusal.
     async fn respond<S>(
         &self,
