@@ -112,8 +112,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// layer.
     async fn open(&self) -> Result<FencedTx<DB>, Refusal> {
         let claims = self.slot.claims().clone();
-        let begun = self.fence.begin_admitted(claims, self.token_use).await;
-        let opened = match (begun, &self.on_begin) {
+        let begun = self.fence.begin_admitted(claims, self.token_use, false);
+        let opened = match (begun.await, &self.on_begin) {
             (Ok(tx), Some(hook)) => hook.run(tx, self.fence.limits().hold_timeout).await,
             (begun, _) => begun.map_err(Refusal::from),
         };

@@ -315,11 +315,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Begins the transaction of a request without an idempotency key.
     async fn begin(&self, claims: Claims, is_read: bool) -> Result<FencedTx<DB>, Refusal> {
         self.check_epochs(&claims).await?;
-        let begun = match is_read {
-            true => self.fence.begin_read(claims, self.token_use).await,
-            false => self.fence.begin_admitted(claims, self.token_use).await,
-        };
-        Ok(begun?)
+        let begun = self.fence.begin_admitted(claims, self.token_use, is_read);
+        Ok(begun.await?)
     }
 
     /// Begins the transaction of a request with an idempotency key, or returns the stored response,

@@ -45,7 +45,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<FencedTx<DB>, AdmitError> {
         let one = Claims::one(resource.clone(), token);
         self.refuse_stale(&one, token_use)?;
-        self.begin_admitted(one, token_use).await
+        self.begin_admitted(one, token_use, false).await
     }
 
     /// Opens a transaction and admits several tokens in it, one for each resource. Admits all
@@ -99,7 +99,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
         let claims = Claims::new(claims).ok_or(AdmitError::NoResource)?;
         self.refuse_stale(&claims, token_use)?;
-        self.begin_admitted(claims, token_use).await
+        self.begin_admitted(claims, token_use, false).await
     }
 
     /// Admits `token` in a transaction that the caller has opened.
@@ -160,42 +160,26 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Opens a transaction and admits the claims in it. The caller has checked that the cache does
     /// not refuse them.
+    ///
+    /// A fenced read (`is_read`) is a reusable write that writes nothing. Its COMMIT waits for the
+    /// WAL flush, so that no older token is admitted after a crash. `write_use` is the use of tokens
+    /// by writes, on which [`StaleToken::used`] depends.
     pub(crate) async fn begin_admitted(
         &self,
         claims: Claims,
-        token_use: TokenUse,
-    ) -> Result<FencedTx<DB>, AdmitError> {
-        self.begin_within(self.limits, claims, token_use, token_use)
-            .await
-    }
-
-    /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. The
-    /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash.
-    /// [`StaleToken::used`] depends on `write_use`, the use of tokens by writes.
-    pub(crate) async fn begin_read(
-        &self,
-        claims: Claims,
         write_use: TokenUse,
-    ) -> Result<FencedTx<DB>, AdmitError> {
-        let limits = Limits {
-            durable: true,
-            ..self.limits
-        };
-        self.begin_within(limits, claims, TokenUse::Reusable, write_use)
-            .await
-    }
-
-    /// Waits in the queues, opens a transaction with these timeouts, and admits the claims in it. A
-    /// refusal depends on `write_use`, the use of tokens by writes.
-    async fn begin_within(
-        &self,
-        limits: Limits,
-        claims: Claims,
-        token_use: TokenUse,
-        write_use: TokenUse,
+        is_read: bool,
     ) -> Result<FencedTx<DB>, AdmitError> {
         let ordered = claims.in_lock_order();
         let permits = self.wait_in_queues(&ordered).await?;
+        let limits = Limits {
+            durable: is_read,
+            ..self.limits
+        };
+        let token_use = match is_read {
+            true => TokenUse::Reusable,
+            false => write_use,
+        };
         let plan = Plan::admitting(limits, &claims);
         let (transaction, admitted) = self
             .open(plan, async |transaction| {
