@@ -83,8 +83,8 @@ pub use self::{
 pub(crate) use self::{
     claims::Claims,
     fault::Fault,
-    ops::{KeyedRequest, Once, OnceError, typed},
-    sql::{RecordId, Statement, StoredResponse},
+    ops::{Once, typed},
+    sql::{KeyedRequest, RecordId, Statement, StoredResponse},
     tx::{Contents, Place, Slot, Written},
 };
 use self::{

@@ -13,7 +13,7 @@ pub use crate::body::BodyError;
 use crate::{
     chain::Chain,
     events,
-    fence::{AdmitError, Claim, CommitError, Fault, OnceError, StaleToken},
+    fence::{AdmitError, Claim, CommitError, Fault, StaleToken},
     header::MalformedToken,
     idempotency::InvalidKey,
     metrics,
@@ -254,17 +254,6 @@ pub(super) fn problem_of_statement(error: &sqlx::Error) -> ProblemType {
         | Fault::Misconfigured
         | Fault::Refused
         | Fault::Ended => ProblemType::TransactionAborted,
-    }
-}
-
-impl From<OnceError> for Refusal {
-    fn from(error: OnceError) -> Self {
-        match error {
-            OnceError::Mismatch => Self::KeyMismatch,
-            OnceError::InFlight => Self::KeyInFlight,
-            OnceError::Unanswered => Self::Unanswered,
-            OnceError::Admit(error) => error.into(),
-        }
     }
 }
 

@@ -306,10 +306,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
             None => self.begin(claims, is_read).await.map(Once::First),
         };
         drop(admission);
-        Ok(match begun? {
-            Once::First(tx) => Entry::Write(self.fill_slot(parts, tx).await?, body),
-            Once::Replay(stored) => Entry::Replay(replay(stored)),
-        })
+        match begun? {
+            Once::First(tx) => Ok(Entry::Write(self.fill_slot(parts, tx).await?, body)),
+            Once::Replay(stored) => Ok(Entry::Replay(replay(stored))),
+            Once::Mismatch => Err(Refusal::KeyMismatch),
+            Once::InFlight => Err(Refusal::KeyInFlight),
+            Once::Unanswered => Err(Refusal::Unanswered),
+        }
     }
 
     /// Begins the transaction of a request without an idempotency key.
@@ -325,8 +328,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         match self.check_epochs(&claims).await {
             Ok(()) => {}
             Err(refusal @ Refusal::UnknownEpoch(_)) => {
-                let stored = self.fence.stored_response(&request).await?;
-                return stored.map(Once::Replay).ok_or(refusal);
+                return self.fence.find_once(&request).await?.ok_or(refusal);
             }
             Err(refusal) => return Err(refusal),
         }

@@ -23,25 +23,12 @@ use crate::{
         local::QueueKey,
         settings::Limits,
         sql::{
-            Admit, AdmitOnce, FenceDatabase, Record, RecordId, Reservation, ReservedKey,
-            StoredResponse,
+            Admit, FenceDatabase, KeyedRequest, Record, Reservation, ReservedKey, StoredResponse,
         },
         tx::Transaction,
     },
     time::after,
 };
-
-/// Request with an idempotency key.
-pub(crate) struct KeyedRequest {
-    pub(crate) id: RecordId,
-    /// The SHA-256 digest of the request.
-    pub(crate) fingerprint: [u8; 32],
-    /// The time for which the record is valid.
-    pub(crate) ttl: Duration,
-    /// The timeout of the wait for another request with the same key, or `None` for the lock
-    /// timeout.
-    pub(crate) wait: Option<Duration>,
-}
 
 /// Outcome of a request under an idempotency key.
 #[expect(
@@ -53,24 +40,12 @@ pub(crate) enum Once<DB: FenceDatabase> {
     First(FencedTx<DB>),
     /// The request is a repetition. The first request got this response.
     Replay(StoredResponse),
-}
-
-/// Error returned when a request under an idempotency key was refused. Nothing was written.
-#[derive(Debug)]
-pub(crate) enum OnceError {
     /// The key was used for another request.
     Mismatch,
     /// A request with this key is in progress.
     InFlight,
     /// The write of the first request was committed without its response.
     Unanswered,
-    Admit(AdmitError),
-}
-
-impl From<AdmitError> for OnceError {
-    fn from(error: AdmitError) -> Self {
-        Self::Admit(error)
-    }
 }
 
 /// Number of records that are removed in one transaction.
@@ -89,31 +64,26 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// response, returns that response instead.
     pub(crate) async fn begin_once(
         &self,
-        request: KeyedRequest,
+        mut request: KeyedRequest,
         claims: Claims,
         token_use: TokenUse,
-    ) -> Result<Once<DB>, OnceError> {
-        let KeyedRequest {
-            id,
-            fingerprint,
-            ttl,
-            wait,
-        } = request;
-        let wait = wait.unwrap_or(self.limits.lock_timeout);
+    ) -> Result<Once<DB>, AdmitError> {
+        let wait = request.wait.unwrap_or(self.limits.lock_timeout);
         // Within this process, requests wait for each other without a connection, first for the key
         // and then for the resources. To avoid deadlocks, all requests wait in this order, here and
         // in the database.
-        let key = QueueKey::Key(id.scope, id.key.clone());
-        let permit = self.queues.wait(key, after(wait)).await;
-        let permit = permit.ok_or(OnceError::InFlight)?;
+        let key = QueueKey::Key(request.id.scope, request.id.key.clone());
+        let Some(permit) = self.queues.wait(key, after(wait)).await else {
+            return Ok(Once::InFlight);
+        };
         // If the queue of a resource is occupied, look for the record first, because a replay does
         // not have to wait in the queue.
         let ordered = claims.in_lock_order();
         let mut permits = match self.wait_in_queues_until(&ordered, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {
-                if let Ok(Some(record)) = self.find(&id).await {
-                    return replay(record, fingerprint).map(Once::Replay);
+                if let Ok(Some(found)) = self.find_once(&request).await {
+                    return Ok(found);
                 }
                 self.wait_in_queues(&ordered).await?
             }
@@ -125,22 +95,18 @@ impl<DB: FenceDatabase> Fence<DB> {
         };
         // A concurrent request must still find the record after this transaction.
         let longest = limits.locking(&claims).transaction_timeout();
-        let ttl = ttl.max(longest.min(LONGEST_MINIMUM));
-        let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
+        let ttl = request.ttl.max(longest.min(LONGEST_MINIMUM));
+        request.ttl = ttl.clamp(Duration::from_millis(1), LONGEST_TTL);
         let plan = Plan::admitting(limits, &claims);
         let opened = self.open(plan, async |transaction| {
-            let once = AdmitOnce {
-                id: &id,
-                fingerprint: &fingerprint,
-                ttl_ms,
-                early: transaction.began_early,
-                admit: Admit::new(ordered[0], token_use, transaction.limits()),
-            };
-            let reservation = transaction.reserve(async |on| DB::admit_once(on, once).await);
+            let admit = Admit::new(ordered[0], token_use, transaction.limits());
+            let early = transaction.began_early;
+            let reservation =
+                transaction.reserve(async |on| DB::admit_once(on, &request, admit, early).await);
             match reservation.await? {
                 Reservation::Reserved { role, admission } => {
                     transaction.reserved_key = Some(Box::new(ReservedKey {
-                        id: id.clone(),
+                        id: request.id.clone(),
                         role,
                     }));
                     let first = Some(admission);
@@ -154,36 +120,29 @@ impl<DB: FenceDatabase> Fence<DB> {
         });
         match opened.await {
             Ok((transaction, Ok(admitted))) => {
-                admitted.map_err(AdmitError::from)?;
+                admitted?;
                 Ok(Once::First(FencedTx::new(transaction, claims, permits)))
             }
-            Ok((_, Err(Some(record)))) => replay(record, fingerprint).map(Once::Replay),
+            Ok((_, Err(Some(record)))) => Ok(Once::found(record, &request)),
             // The record expired between two statements of the reservation.
-            Ok((_, Err(None))) => Err(OnceError::InFlight),
+            Ok((_, Err(None))) => Ok(Once::InFlight),
             Err(AdmitError::Busy(cause))
                 if Fault::of(&cause) == Fault::Contention && waits_for_key(&cause) =>
             {
-                Err(OnceError::InFlight)
+                Ok(Once::InFlight)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 
-    /// Reads the record of a key, without reserving the key.
-    async fn find(&self, id: &RecordId) -> Result<Option<Record>, AdmitError> {
-        self.read(async |on| DB::find_record(on, id).await).await
-    }
-
-    /// Returns the stored response of a key without reserving the key, or `None` if the key has no
+    /// Looks up the record of a key without reserving the key. Returns `None` if the key has no
     /// record.
-    pub(crate) async fn stored_response(
+    pub(crate) async fn find_once(
         &self,
         request: &KeyedRequest,
-    ) -> Result<Option<StoredResponse>, OnceError> {
-        let found = self.find(&request.id).await?;
-        found
-            .map(|record| replay(record, request.fingerprint))
-            .transpose()
+    ) -> Result<Option<Once<DB>>, AdmitError> {
+        let found = self.read(async |on| DB::find_record(on, &request.id).await);
+        Ok(found.await?.map(|record| Once::found(record, request)))
     }
 
     /// Removes expired records of idempotency keys, and returns the number of removed records.
@@ -232,14 +191,16 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
     false
 }
 
-/// Returns the stored response, unless the first request has another fingerprint. If the record has
-/// no response, the handler of the first request has committed its transaction with an SQL
-/// statement.
-fn replay(record: Record, fingerprint: [u8; 32]) -> Result<StoredResponse, OnceError> {
-    if record.fingerprint != fingerprint {
-        return Err(OnceError::Mismatch);
+impl<DB: FenceDatabase> Once<DB> {
+    /// Returns the outcome for a key that has a record. If the record has no response, the handler
+    /// of the first request has committed its transaction with an SQL statement.
+    fn found(record: Record, request: &KeyedRequest) -> Self {
+        match record.response {
+            _ if record.fingerprint != request.fingerprint => Self::Mismatch,
+            Some(response) => Self::Replay(response),
+            None => Self::Unanswered,
+        }
     }
-    record.response.ok_or(OnceError::Unanswered)
 }
 
 impl<DB: FenceDatabase> Transaction<DB> {

@@ -19,10 +19,7 @@ mod transact;
 mod write;
 
 pub(super) use self::issued::IssuedEpochs;
-pub(crate) use self::{
-    idempotent::{KeyedRequest, Once, OnceError},
-    write::typed,
-};
+pub(crate) use self::{idempotent::Once, write::typed};
 pub use self::{
     reset::ResetError,
     states::{FenceRow, FenceState},

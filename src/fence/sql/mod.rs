@@ -23,7 +23,7 @@ pub(in crate::fence) use sqlx_core::transaction::TransactionManager;
 
 pub(crate) use self::{
     admission::{Admission, Admissions, Admit, HighestStale},
-    records::{RecordId, Records, StoredResponse},
+    records::{KeyedRequest, RecordId, Records, StoredResponse},
     setup::Setup,
     statement::{SingleStatements, Statement},
     states::StateRow,
@@ -32,7 +32,7 @@ pub(crate) use self::{
 };
 pub(in crate::fence) use self::{
     names::{Names, Topology},
-    records::{AdmitOnce, Record, Reservation, ReservedKey},
+    records::{Record, Reservation, ReservedKey},
     transactions::savepoint,
 };
 

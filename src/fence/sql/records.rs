@@ -1,5 +1,7 @@
 //! Records of idempotency keys.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use sqlx::Database;
 
@@ -8,9 +10,15 @@ use super::{Admission, Admit, On};
 /// Statements on records.
 #[trait_variant::make(Send)]
 pub(crate) trait Records: Database {
-    /// Reserves an idempotency key and admits a token, or finds the record of the key. If a
-    /// transaction of another request has reserved the key, waits for the end of that transaction.
-    async fn admit_once(on: On<'_, Self>, once: AdmitOnce<'_>) -> sqlx::Result<Reservation>;
+    /// Reserves an idempotency key, which the SQL functions call a claim, and admits a token, or
+    /// finds the record of the key. If a transaction of another request has reserved the key, waits
+    /// for the end of that transaction. `early` is as in [`Admissions::admit`](super::Admissions).
+    async fn admit_once(
+        on: On<'_, Self>,
+        request: &KeyedRequest,
+        admit: Admit<'_>,
+        early: bool,
+    ) -> sqlx::Result<Reservation>;
 
     /// Reads a record, unless it has expired.
     async fn find_record(on: On<'_, Self>, id: &RecordId) -> sqlx::Result<Option<Record>>;
@@ -25,6 +33,18 @@ pub(crate) trait Records: Database {
 
     /// Removes at most `at_most` expired records, and returns the number of removed records.
     async fn remove_expired(on: On<'_, Self>, at_most: u32) -> sqlx::Result<u64>;
+}
+
+/// Request with an idempotency key.
+pub(crate) struct KeyedRequest {
+    pub(crate) id: RecordId,
+    /// The SHA-256 digest of the request.
+    pub(crate) fingerprint: [u8; 32],
+    /// The time for which the record is valid.
+    pub(crate) ttl: Duration,
+    /// The timeout of the wait for another request with the same key, or `None` for the lock
+    /// timeout.
+    pub(crate) wait: Option<Duration>,
 }
 
 /// Identity of a record: the key and its scope.
@@ -73,17 +93,6 @@ impl Record {
             }),
         }
     }
-}
-
-/// Reservation of a key, which the SQL functions call a claim, together with the admission of the
-/// first resource.
-pub(crate) struct AdmitOnce<'a> {
-    pub(in crate::fence) id: &'a RecordId,
-    pub(in crate::fence) fingerprint: &'a [u8; 32],
-    pub(in crate::fence) ttl_ms: i64,
-    /// Whether the transaction began before the request.
-    pub(in crate::fence) early: bool,
-    pub(in crate::fence) admit: Admit<'a>,
 }
 
 /// Outcome of a reservation.

@@ -9,13 +9,15 @@ use super::{
 };
 use crate::fence::{
     settings::millis,
-    sql::{AdmitOnce, On, Record, RecordId, Records, Reservation, StoredResponse},
+    sql::{Admit, KeyedRequest, On, Record, RecordId, Records, Reservation, StoredResponse},
 };
 
 impl Records for Postgres {
     async fn admit_once(
         On { conn, names }: On<'_, Self>,
-        once: AdmitOnce<'_>,
+        request: &KeyedRequest,
+        admit: Admit<'_>,
+        early: bool,
     ) -> sqlx::Result<Reservation> {
         // An argument of the function depends on the result of `set_config`, so Postgres applies
         // the settings before it calls the function.
@@ -26,11 +28,10 @@ impl Records for Postgres {
                  CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9) AS a"
         );
         let is_distributed = names.is_distributed();
-        if is_distributed && once.early {
+        if is_distributed && early {
             // now() may be before the last write to the resource, whose time only the worker knows.
             return Ok(Reservation::TooEarly);
         }
-        let admit = once.admit;
         let settings = Settings::of(admit.limits, conn.server_version_num());
         let key_timeout = admit.limits.key_timeout;
         let key_ms = key_timeout.map_or_else(|| settings.lock_ms.clone(), millis);
@@ -38,12 +39,12 @@ impl Records for Postgres {
         // token.
         let resource = (!is_distributed).then(|| admit.resource.as_str());
         let row = sqlx::query(names.sql(RESERVE))
-            .bind(&once.id.scope[..])
-            .bind(&once.id.key)
-            .bind(&once.fingerprint[..])
-            .bind(once.ttl_ms)
+            .bind(&request.id.scope[..])
+            .bind(&request.id.key)
+            .bind(&request.fingerprint[..])
+            .bind(request.ttl.as_millis() as i64)
             .bind(settings.lock_ms)
-            .bind(once.early)
+            .bind(early)
             .bind(resource)
             .bind(admit.token.get())
             .bind(admit.is_reusable())

@@ -3,13 +3,15 @@
 use sqlx::Sqlite;
 
 use crate::fence::sql::{
-    Admissions, AdmitOnce, On, Record, RecordId, Records, Reservation, StoredResponse,
+    Admissions, Admit, KeyedRequest, On, Record, RecordId, Records, Reservation, StoredResponse,
 };
 
 impl Records for Sqlite {
     async fn admit_once(
         On { conn, names }: On<'_, Self>,
-        once: AdmitOnce<'_>,
+        request: &KeyedRequest,
+        admit: Admit<'_>,
+        _early: bool,
     ) -> sqlx::Result<Reservation> {
         const RESERVE: &str = "INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at) \
              VALUES ($1, $2, $3, CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4) \
@@ -17,18 +19,18 @@ impl Records for Sqlite {
                  expires_at = excluded.expires_at, status = NULL, headers = NULL, body = NULL \
              WHERE k.expires_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER)";
         let reserved = sqlx::query(names.sql(RESERVE))
-            .bind(&once.id.scope[..])
-            .bind(&once.id.key)
-            .bind(&once.fingerprint[..])
-            .bind(once.ttl_ms)
+            .bind(&request.id.scope[..])
+            .bind(&request.id.key)
+            .bind(&request.fingerprint[..])
+            .bind(request.ttl.as_millis() as i64)
             .execute(&mut *conn);
         if reserved.await?.rows_affected() == 0 {
-            let found = Self::find_record(On::new(conn, names), once.id).await?;
+            let found = Self::find_record(On::new(conn, names), &request.id).await?;
             return Ok(Reservation::Found(found));
         }
         Ok(Reservation::Reserved {
             role: String::new(),
-            admission: Self::admit(On::new(conn, names), once.admit, false).await?,
+            admission: Self::admit(On::new(conn, names), admit, false).await?,
         })
     }
 
