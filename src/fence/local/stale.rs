@@ -11,8 +11,8 @@ use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
 use crate::{
-    fence::{TokenUse, error::StaleToken, sql::HighestStale},
-    token::{Resource, Token},
+    fence::{Claim, TokenUse, error::StaleToken, sql::HighestStale},
+    token::Resource,
 };
 
 /// Highest known stale tokens of the resources for which tokens were refused.
@@ -42,13 +42,14 @@ impl StaleTokens {
     /// Refuses a token that is stale according to the cache.
     pub(in crate::fence) fn check(
         &self,
-        resource: &Resource,
-        token: Token,
+        claim: &Claim,
         token_use: TokenUse,
     ) -> Result<(), StaleToken> {
-        match self.known.get(resource) {
-            Some((stale, until)) if token.get() <= stale.max_token && Instant::now() < until => {
-                Err(stale.refuse(resource, token, token_use))
+        match self.known.get(&claim.resource) {
+            Some((stale, until))
+                if claim.token.get() <= stale.max_token && Instant::now() < until =>
+            {
+                Err(stale.refuse(claim, token_use))
             }
             _ => Ok(()),
         }
@@ -66,6 +67,7 @@ impl Default for StaleTokens {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::token::Token;
 
     const STALE: HighestStale = HighestStale {
         max_token: 7,
@@ -78,7 +80,10 @@ mod tests {
         let cache = StaleTokens::default();
         let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
         let token = |value| Token::new(value).unwrap();
-        let check = |resource, value| cache.check(resource, token(value), TokenUse::SingleUse);
+        let check = |resource: &Resource, value| {
+            let claim = Claim::new(resource.clone(), token(value));
+            cache.check(&claim, TokenUse::SingleUse)
+        };
         check(&a, 7).unwrap();
         cache.insert(&a, STALE);
         assert_eq!(check(&a, 7).unwrap_err().max_token, 7);

@@ -152,7 +152,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             Admission::Admitted(_) => Ok(()),
             // Do not cache this refusal. It may depend on changes in the caller's transaction,
             // which may be rolled back.
-            Admission::Stale(stale) => Err(stale.refuse(resource, token, token_use).into()),
+            Admission::Stale(stale) => Err(stale.refuse(&claim, token_use).into()),
             // This transaction is not early.
             Admission::Behind | Admission::TooEarly => Err(Failure::undecided().into()),
         }
@@ -222,8 +222,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     if same.count() == 1 {
                         self.stale.insert(&claim.resource, stale);
                     }
-                    let stale = stale.refuse(&claim.resource, claim.token, write_use);
-                    return Ok(Err(stale));
+                    return Ok(Err(stale.refuse(claim, write_use)));
                 }
                 Admission::Behind => return Err(Halt::Behind),
                 Admission::TooEarly => return Err(Halt::TooEarly),
@@ -241,7 +240,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<(), StaleToken> {
         let known = claims
             .iter()
-            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token, token_use));
+            .try_for_each(|claim| self.stale.check(claim, token_use));
         if known.is_err() {
             metrics::count("tower_fence_refused_from_memory_total");
         }

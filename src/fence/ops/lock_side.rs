@@ -112,7 +112,7 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
             // progress. The SQL function reads the row first, so try it although a write of this
             // process is in progress. In SQLite, a transaction would wait for any write.
             if renews && !DB::HAS_SERVER {
-                let read = self.read(async |on| DB::is_announced(on, resource, token, lease).await);
+                let read = self.read(async |on| DB::is_announced(on, one.first(), lease).await);
                 // If the read fails, the announcement returns the error.
                 if let Ok(true) = read.await {
                     return Ok(());
@@ -151,10 +151,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         lease: &LeaseDigest,
         renews: bool,
     ) -> Result<Result<(), AnnounceError>, AdmitError> {
-        let (resource, token) = (&claims.first().resource, claims.first().token);
         let announced = self.open(Plan::locking(limits, claims), async |transaction| {
             let announcement =
-                transaction.run(async |on| DB::announce(on, resource, token, lease, renews).await);
+                transaction.run(async |on| DB::announce(on, claims.first(), lease, renews).await);
             match announcement.await? {
                 Announcement::Announced => Ok(Ok(())),
                 Announcement::Superseded { highest, was_last } => {

@@ -8,7 +8,7 @@ use crate::{
     chain::Chain,
     fence::{
         Fence, TokenUse,
-        claims::{Claim, Claims},
+        claims::Claims,
         error::{AdmitError, StaleToken},
         fault::Failure,
         sql::{FenceDatabase, TransactionId},
@@ -103,15 +103,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         let (transaction, refusal) = self
             .open(plan, async |transaction| {
                 let mut refusal = None;
-                for Claim { resource, token } in claims.in_lock_order() {
-                    let raise = transaction.run(async |on| DB::raise(on, resource, *token).await);
+                for claim in claims.in_lock_order() {
+                    let raise = transaction.run(async |on| DB::raise(on, claim).await);
                     let Some(stale) = raise.await? else {
                         return Err(Halt::Behind);
                     };
-                    if stale.max_token >= token.get() {
-                        refusal.get_or_insert_with(|| {
-                            stale.refuse(resource, *token, TokenUse::Reusable)
-                        });
+                    if stale.max_token >= claim.token.get() {
+                        refusal.get_or_insert_with(|| stale.refuse(claim, TokenUse::Reusable));
                     }
                 }
                 Ok(refusal)

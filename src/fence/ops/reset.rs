@@ -77,7 +77,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one.in_lock_order()).await?;
         let limits = self.limits_on_workers().await?;
-        let reset = self.in_transaction(limits, async |on| DB::reset(on, resource, token).await);
+        let reset = self.in_transaction(limits, async |on| DB::reset(on, one.first()).await);
         let granted = reset.await.inspect_err(|error| {
             if let AdmitError::Unavailable(cause) = error
                 && !Failure::of(cause).cannot_write()

@@ -9,7 +9,6 @@ use crate::{
         settings::Limits,
     },
     stale::StaleToken,
-    token::{Resource, Token},
 };
 
 /// Admission of a token in a transaction.
@@ -31,8 +30,7 @@ pub(crate) trait Admissions: Database {
 /// Admission of one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Admit<'a> {
-    pub(in crate::fence) resource: &'a Resource,
-    pub(in crate::fence) token: Token,
+    pub(in crate::fence) claim: &'a Claim,
     pub(in crate::fence) token_use: TokenUse,
     /// The timeouts of the transaction, which the statement sets.
     pub(in crate::fence) limits: Limits,
@@ -45,8 +43,7 @@ impl<'a> Admit<'a> {
         limits: Limits,
     ) -> Self {
         Self {
-            resource: &claim.resource,
-            token: claim.token,
+            claim,
             token_use,
             limits,
         }
@@ -58,7 +55,7 @@ impl<'a> Admit<'a> {
 
     /// Returns the value to which the admission raises `max_token`.
     pub(in crate::fence) const fn raised_to(&self) -> i64 {
-        self.token_use.highest_stale(self.token)
+        self.token_use.highest_stale(self.claim.token)
     }
 }
 
@@ -89,19 +86,14 @@ pub(crate) struct HighestStale {
 
 impl HighestStale {
     /// Returns the refusal of a stale token.
-    pub(in crate::fence) fn refuse(
-        self,
-        resource: &Resource,
-        token: Token,
-        token_use: TokenUse,
-    ) -> StaleToken {
+    pub(in crate::fence) fn refuse(self, claim: &Claim, token_use: TokenUse) -> StaleToken {
         StaleToken {
-            resource: resource.clone(),
-            presented_token: token,
+            resource: claim.resource.clone(),
+            presented_token: claim.token,
             max_token: self.max_token,
             by_floor: self.by_floor,
             used: token_use == TokenUse::SingleUse
-                && token.get() == self.max_token
+                && claim.token.get() == self.max_token
                 && !self.by_floor
                 && !self.announced,
         }

@@ -7,19 +7,16 @@ use sqlx::Database;
 use super::{HighestStale, On, StateRow};
 use crate::{
     announce::LeaseDigest,
+    fence::Claim,
     token::{Resource, Token},
 };
 
 /// Statements on the rows of resources, the floors and the epochs.
 #[trait_variant::make(Send)]
 pub(crate) trait Tables: Database {
-    /// Makes every token below `token` stale, and returns the highest stale token, which may be
-    /// `token` or higher. Returns `None` in the case of [`Admission::Behind`].
-    async fn raise(
-        on: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
-    ) -> sqlx::Result<Option<HighestStale>>;
+    /// Makes every token below that of the claim stale, and returns the highest stale token, which
+    /// may be that token or higher. Returns `None` in the case of [`Admission::Behind`].
+    async fn raise(on: On<'_, Self>, claim: &Claim) -> sqlx::Result<Option<HighestStale>>;
 
     /// Reads `max_token` of a resource. If the resource has no row, reads the floor of its
     /// partition. Returns `None` if no token is stale.
@@ -30,8 +27,7 @@ pub(crate) trait Tables: Database {
     /// and no higher token may have been used.
     async fn announce(
         on: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
+        claim: &Claim,
         lease: &LeaseDigest,
         renews: bool,
     ) -> sqlx::Result<Announcement>;
@@ -40,17 +36,16 @@ pub(crate) trait Tables: Database {
     /// the SQL function reads this.
     fn is_announced(
         _: On<'_, Self>,
-        _: &Resource,
-        _: Token,
+        _: &Claim,
         _: &LeaseDigest,
     ) -> impl Future<Output = sqlx::Result<bool>> {
         async { Ok(false) }
     }
 
-    /// Sets `max_token` to `token`, unless the database has recorded grants of higher tokens.
-    /// Returns the highest granted token that the database has recorded. If that token is above
-    /// `token`, nothing was changed.
-    async fn reset(on: On<'_, Self>, resource: &Resource, token: Token) -> sqlx::Result<i64>;
+    /// Sets `max_token` to the token of the claim, unless the database has recorded grants of higher
+    /// tokens. Returns the highest granted token that the database has recorded. If it is above the
+    /// token of the claim, nothing was changed.
+    async fn reset(on: On<'_, Self>, claim: &Claim) -> sqlx::Result<i64>;
 
     /// Moves a resource to the current timeline of the database. If the database was promoted or
     /// restored since the last use of the resource, makes all tokens stale that were granted before

@@ -40,8 +40,8 @@ impl Admissions for Postgres {
         }
         let settings = Settings::of(admit.limits, conn.server_version_num());
         let id = sqlx::query_scalar(names.sql(ADMIT))
-            .bind(admit.resource.as_str())
-            .bind(admit.token.get())
+            .bind(admit.claim.resource.as_str())
+            .bind(admit.claim.token.get())
             .bind(admit.raised_to())
             .bind(settings.lock_ms)
             .bind(settings.statement_ms)
@@ -68,8 +68,8 @@ impl Admissions for Postgres {
             return delegate(On::new(conn, names), admit).await;
         }
         let answer: (String, i64, bool, bool, Option<i64>) = sqlx::query_as(names.sql(TRY))
-            .bind(admit.resource.as_str())
-            .bind(admit.token.get())
+            .bind(admit.claim.resource.as_str())
+            .bind(admit.claim.token.get())
             .bind(admit.is_reusable())
             .fetch_one(conn)
             .await?;
@@ -121,8 +121,8 @@ pub(super) async fn delegate(
          FROM tower_fence.admit_within($1, $2, $3, $4, $5, $6) AS a";
     let settings = Settings::of(admit.limits, conn.server_version_num());
     let answer = sqlx::query_as(names.sql(ADMIT))
-        .bind(admit.resource.as_str())
-        .bind(admit.token.get())
+        .bind(admit.claim.resource.as_str())
+        .bind(admit.claim.token.get())
         .bind(admit.is_reusable())
         .bind(settings.lock_ms)
         .bind(settings.idle_ms)

@@ -37,7 +37,7 @@ impl Records for Postgres {
         let key_ms = key_timeout.map_or_else(|| settings.lock_ms.clone(), millis);
         // On a distributed fence, the function only reserves the key, and the worker admits the
         // token.
-        let resource = (!is_distributed).then(|| admit.resource.as_str());
+        let resource = (!is_distributed).then(|| admit.claim.resource.as_str());
         let row = sqlx::query(names.sql(RESERVE))
             .bind(&request.id.scope[..])
             .bind(&request.id.key)
@@ -46,7 +46,7 @@ impl Records for Postgres {
             .bind(settings.lock_ms)
             .bind(early)
             .bind(resource)
-            .bind(admit.token.get())
+            .bind(admit.claim.token.get())
             .bind(admit.is_reusable())
             .bind(key_ms)
             .bind(settings.statement_ms)

@@ -23,8 +23,8 @@ impl SingleStatements for Postgres {
         let mut arguments = statement.arguments.clone();
         let sql = single(names.prefix(), trimmed(statement), arguments.len());
         let bound = arguments
-            .add(admit.resource.as_str())
-            .and_then(|()| arguments.add(admit.token.get()))
+            .add(admit.claim.resource.as_str())
+            .and_then(|()| arguments.add(admit.claim.token.get()))
             .and_then(|()| arguments.add(admit.raised_to()))
             .and_then(|()| arguments.add(millis(admit.limits.lock_timeout)));
         bound.map_err(sqlx::Error::Encode)?;

@@ -4,6 +4,7 @@ use sqlx::{Postgres, SqlSafeStr};
 
 use crate::{
     announce::LeaseDigest,
+    fence::Claim,
     fence::sql::{Announcement, HighestStale, Idle, On, StateRow, Tables, states::states},
     token::{Resource, Token},
 };
@@ -11,14 +12,13 @@ use crate::{
 impl Tables for Postgres {
     async fn raise(
         On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
+        claim: &Claim,
     ) -> sqlx::Result<Option<HighestStale>> {
         const RAISE: &str =
             "SELECT a.outcome, a.max_token, a.by_floor FROM tower_fence.try_raise($1, $2) AS a";
         let answer: (String, i64, bool) = sqlx::query_as(names.sql(RAISE))
-            .bind(resource.as_str())
-            .bind(token.get())
+            .bind(claim.resource.as_str())
+            .bind(claim.token.get())
             .fetch_one(conn)
             .await?;
         let (outcome, max_token, by_floor) = answer;
@@ -42,15 +42,14 @@ impl Tables for Postgres {
 
     async fn announce(
         On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
+        claim: &Claim,
         lease: &LeaseDigest,
         renews: bool,
     ) -> sqlx::Result<Announcement> {
         const ANNOUNCE: &str = "SELECT a.outcome, a.highest, a.was_last FROM tower_fence.announce($1, $2, $3, $4) AS a";
         let answer: (String, Option<i64>, bool) = sqlx::query_as(names.sql(ANNOUNCE))
-            .bind(resource.as_str())
-            .bind(token.get())
+            .bind(claim.resource.as_str())
+            .bind(claim.token.get())
             .bind(&lease.as_bytes()[..])
             .bind(renews)
             .fetch_one(conn)
@@ -64,14 +63,10 @@ impl Tables for Postgres {
         })
     }
 
-    async fn reset(
-        On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
-    ) -> sqlx::Result<i64> {
+    async fn reset(On { conn, names }: On<'_, Self>, claim: &Claim) -> sqlx::Result<i64> {
         sqlx::query_scalar(names.sql("SELECT tower_fence.reset($1, $2)"))
-            .bind(resource.as_str())
-            .bind(token.get())
+            .bind(claim.resource.as_str())
+            .bind(claim.token.get())
             .fetch_one(conn)
             .await
     }

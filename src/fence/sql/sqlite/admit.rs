@@ -26,24 +26,24 @@ impl Admissions for Sqlite {
              SELECT $1, $3, CURRENT_TIMESTAMP, $4 FROM tower_fence.floors WHERE partition = $4 AND $2 > floor \
              ON CONFLICT (resource) DO NOTHING";
         let admitted = sqlx::query(names.sql(ADMIT))
-            .bind(admit.resource.as_str())
-            .bind(admit.token.get())
+            .bind(admit.claim.resource.as_str())
+            .bind(admit.claim.token.get())
             .bind(admit.raised_to())
             .execute(&mut *conn);
         if admitted.await?.rows_affected() == 1 {
             return Ok(Admission::Admitted(None));
         }
         let first = sqlx::query(names.sql(FIRST))
-            .bind(admit.resource.as_str())
-            .bind(admit.token.get())
+            .bind(admit.claim.resource.as_str())
+            .bind(admit.claim.token.get())
             .bind(admit.raised_to())
-            .bind(i16::from(partition_of(admit.resource)))
+            .bind(i16::from(partition_of(&admit.claim.resource)))
             .execute(&mut *conn);
         if first.await?.rows_affected() == 1 {
             return Ok(Admission::Admitted(None));
         }
         Ok(Admission::Stale(
-            highest_stale(On::new(conn, names), admit.resource).await?,
+            highest_stale(On::new(conn, names), &admit.claim.resource).await?,
         ))
     }
 

@@ -7,7 +7,7 @@ use crate::{
     announce::LeaseDigest,
     epochs::{Epoch, partition_of},
     fence::{
-        claims::TokenUse,
+        claims::{Claim, TokenUse},
         sql::{Announcement, HighestStale, Idle, On, StateRow, Tables, states::states},
     },
     token::{Resource, Token},
@@ -16,8 +16,7 @@ use crate::{
 impl Tables for Sqlite {
     async fn raise(
         On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
+        claim: &Claim,
     ) -> sqlx::Result<Option<HighestStale>> {
         const RAISE: &str = "INSERT INTO tower_fence.resources AS r \
                  (resource, max_token, updated_at, partition) \
@@ -29,12 +28,12 @@ impl Tables for Sqlite {
                  WHERE r.max_token < excluded.max_token OR (r.max_token = excluded.max_token \
                      AND r.announced <= r.max_token AND r.announced_lease IS NOT NULL)";
         sqlx::query(names.sql(RAISE))
-            .bind(resource.as_str())
-            .bind(TokenUse::Reusable.highest_stale(token))
-            .bind(i16::from(partition_of(resource)))
+            .bind(claim.resource.as_str())
+            .bind(TokenUse::Reusable.highest_stale(claim.token))
+            .bind(i16::from(partition_of(&claim.resource)))
             .execute(&mut *conn)
             .await?;
-        highest_stale(On::new(conn, names), resource)
+        highest_stale(On::new(conn, names), &claim.resource)
             .await
             .map(Some)
     }
@@ -49,8 +48,7 @@ impl Tables for Sqlite {
 
     async fn announce(
         On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
+        claim: &Claim,
         lease: &LeaseDigest,
         renews: bool,
     ) -> sqlx::Result<Announcement> {
@@ -67,25 +65,25 @@ impl Tables for Sqlite {
         const HIGHEST: &str = "SELECT max(max_token, announced), announced = $2 AND announced_lease IS $3 \
              FROM tower_fence.resources WHERE resource = $1";
         let announced = sqlx::query(names.sql(ANNOUNCE))
-            .bind(resource.as_str())
-            .bind(token.get())
+            .bind(claim.resource.as_str())
+            .bind(claim.token.get())
             .bind(&lease.as_bytes()[..])
-            .bind(i16::from(partition_of(resource)))
+            .bind(i16::from(partition_of(&claim.resource)))
             .bind(renews)
             .execute(&mut *conn);
         if announced.await?.rows_affected() == 1 {
             return Ok(Announcement::Announced);
         }
         let highest: Option<(i64, bool)> = sqlx::query_as(names.sql(HIGHEST))
-            .bind(resource.as_str())
-            .bind(token.get())
+            .bind(claim.resource.as_str())
+            .bind(claim.token.get())
             .bind(&lease.as_bytes()[..])
             .fetch_optional(&mut *conn)
             .await?;
         let (highest, was_last) = match highest {
             Some(highest) => highest,
             None => (
-                Self::floor(On::new(conn, names), partition_of(resource)).await?,
+                Self::floor(On::new(conn, names), partition_of(&claim.resource)).await?,
                 false,
             ),
         };
@@ -94,25 +92,20 @@ impl Tables for Sqlite {
 
     async fn is_announced(
         On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
+        claim: &Claim,
         lease: &LeaseDigest,
     ) -> sqlx::Result<bool> {
         const IS_ANNOUNCED: &str = "SELECT EXISTS (SELECT 1 FROM tower_fence.resources \
              WHERE resource = $1 AND max_token < $2 AND announced = $2 AND announced_lease IS $3)";
         sqlx::query_scalar(names.sql(IS_ANNOUNCED))
-            .bind(resource.as_str())
-            .bind(token.get())
+            .bind(claim.resource.as_str())
+            .bind(claim.token.get())
             .bind(&lease.as_bytes()[..])
             .fetch_one(conn)
             .await
     }
 
-    async fn reset(
-        On { conn, names }: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
-    ) -> sqlx::Result<i64> {
+    async fn reset(On { conn, names }: On<'_, Self>, claim: &Claim) -> sqlx::Result<i64> {
         const RESET: &str = "UPDATE tower_fence.resources SET max_token = $2, \
              announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
              announced = min(announced, $2) WHERE resource = $1";
@@ -121,8 +114,8 @@ impl Tables for Sqlite {
         const INSERT: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
              WHERE partition = $3 AND floor > $2";
-        let partition = partition_of(resource);
-        let row = Self::state(On::new(conn, names), resource).await?;
+        let partition = partition_of(&claim.resource);
+        let row = Self::state(On::new(conn, names), &claim.resource).await?;
         // Ignore a grant of the highest possible token. The forged token that this reset removes
         // may have forced that grant, and a reset is the only remedy.
         let announced = row.map(|(_, _, announced, _)| announced);
@@ -130,17 +123,17 @@ impl Tables for Sqlite {
         let last_epoch = Self::last_epoch(On::new(conn, names), partition).await?;
         let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
         let granted = announced.unwrap_or(0).max(begun);
-        if granted > token.get() {
+        if granted > claim.token.get() {
             return Ok(granted);
         }
         let reset = sqlx::query(names.sql(RESET))
-            .bind(resource.as_str())
-            .bind(token.get())
+            .bind(claim.resource.as_str())
+            .bind(claim.token.get())
             .execute(&mut *conn);
         if reset.await?.rows_affected() == 0 {
             sqlx::query(names.sql(INSERT))
-                .bind(resource.as_str())
-                .bind(token.get())
+                .bind(claim.resource.as_str())
+                .bind(claim.token.get())
                 .bind(i16::from(partition))
                 .execute(conn)
                 .await?;
