@@ -3,7 +3,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use derive_where::derive_where;
 use futures_util::future::BoxFuture;
 use http::request::Parts;
 use tokio::time::timeout;
@@ -20,36 +19,6 @@ pub(super) type Hook<DB> = Arc<
         + Send
         + Sync,
 >;
-
-/// Additional time for the hook of a deferred write, which runs inside the handler. Normally the
-/// handler's timeout passes first and determines the response. This later timeout takes effect only
-/// if the handler begins its transaction in a separate task.
-const SLACK: Duration = Duration::from_secs(1);
-
-/// The hook, and the request for which it runs.
-#[derive_where(Clone)]
-pub(super) struct OnBegin<DB: FenceDatabase> {
-    hook: Hook<DB>,
-    parts: Arc<Parts>,
-}
-
-impl<DB: FenceDatabase> OnBegin<DB> {
-    pub(super) fn new(hook: &Hook<DB>, parts: &Parts) -> Self {
-        Self {
-            hook: Arc::clone(hook),
-            parts: Arc::new(parts.clone()),
-        }
-    }
-
-    /// Runs the hook in the transaction of a deferred write.
-    pub(super) async fn run(
-        &self,
-        tx: FencedTx<DB>,
-        hold: Duration,
-    ) -> Result<FencedTx<DB>, Refusal> {
-        run(&self.hook, &self.parts, tx, hold.saturating_add(SLACK)).await
-    }
-}
 
 /// Runs the hook in a transaction that has begun. If the hook fails, the transaction is rolled back
 /// and the fence is unchanged, because the handler has not run.

@@ -1,6 +1,6 @@
 //! [`PendingWrite`]: a write whose token has not been admitted yet.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use axum::extract::FromRequestParts;
 use derive_where::derive_where;
@@ -9,7 +9,7 @@ use sqlx::{Execute, FromRow};
 
 use super::{
     extract::{NoTransaction, Passed},
-    on_begin::OnBegin,
+    on_begin::{self, Hook},
     refusal::{Refusal, problem_of_statement},
     report,
 };
@@ -36,8 +36,14 @@ pub struct PendingWrite<DB: FenceDatabase> {
     fence: Fence<DB>,
     token_use: TokenUse,
     slot: Slot<DB>,
-    on_begin: Option<OnBegin<DB>>,
+    /// The hook, and the request for which it runs.
+    on_begin: Option<(Hook<DB>, Arc<Parts>)>,
 }
+
+/// Additional time for the hook, which runs inside the handler. Normally the handler's timeout
+/// passes first and determines the response. This later timeout takes effect only if the handler
+/// begins its transaction in a separate task.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// [`PendingWrite`] on Postgres.
 #[cfg(feature = "postgres")]
@@ -52,7 +58,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         fence: Fence<DB>,
         token_use: TokenUse,
         slot: Slot<DB>,
-        on_begin: Option<OnBegin<DB>>,
+        on_begin: Option<(Hook<DB>, Arc<Parts>)>,
     ) -> Self {
         Self {
             fence,
@@ -114,7 +120,10 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         let claims = self.slot.claims().clone();
         let begun = self.fence.begin_admitted(claims, self.token_use, false);
         let opened = match (begun.await, &self.on_begin) {
-            (Ok(tx), Some(hook)) => hook.run(tx, self.fence.limits().hold_timeout).await,
+            (Ok(tx), Some((hook, parts))) => {
+                let hold = self.fence.limits().hold_timeout.saturating_add(SLACK);
+                on_begin::run(hook, parts, tx, hold).await
+            }
             (begun, _) => begun.map_err(Refusal::from),
         };
         opened.inspect_err(|refusal| {

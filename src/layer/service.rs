@@ -31,7 +31,7 @@ use super::{
     extract::Passed,
     failure,
     idempotency::Idempotency,
-    on_begin::{self, OnBegin},
+    on_begin,
     pending::PendingWrite,
     refusal::Refusal,
     report,
@@ -364,7 +364,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         if deferred {
             let (fence, token_use) = (self.fence.clone(), self.token_use);
             let on_begin = self.on_begin.as_ref();
-            let on_begin = on_begin.map(|hook| OnBegin::new(hook, parts));
+            let on_begin = on_begin.map(|hook| (Arc::clone(hook), Arc::new(parts.clone())));
             let pending = PendingWrite::new(fence, token_use, slot.clone(), on_begin);
             parts.extensions.insert(pending);
         }
