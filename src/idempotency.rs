@@ -7,14 +7,8 @@
 //! A client generates a new key for each write, and sends the same key with each repetition of that
 //! write. `FenceLayer::idempotent` describes how a service uses the keys.
 //!
-//! A repetition may carry a new token. If the first request has written, the repetition gets the
-//! response to the first request and has no other effect. If the first request has written nothing
-//! (it failed, was refused, or never arrived), **the repetition is a new write**, and the fence
-//! admits it because its token is new. If the body of the repetition is derived from a read ("set
-//! the stock to 9"), another holder may have written since that read, and the repetition would
-//! overwrite that write. Under a new token, the client must therefore read the data again, and send
-//! the resulting body with a new key. A body that does not depend on a read ("take one away") may
-//! be repeated unchanged.
+//! A repetition may carry a new token, but **may then be a new write**: see [the
+//! guide](crate::guide::idempotency).
 //!
 //! [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/

@@ -80,16 +80,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// This timeout limits the `on_begin` hook and the handler together. If they take longer,
     /// `FenceLayer` cancels the handler. Postgres also enforces the limit, so that a frozen process
-    /// loses its transaction. The server terminates a transaction that is idle for one second
-    /// longer than this timeout. The server also cancels a statement that takes longer than the sum
-    /// of this timeout and [`lock_timeout`](Self::lock_timeout). Postgres 17 and later also
-    /// terminate a transaction that takes one second longer than the sum of its timeouts. The sum
-    /// contains this timeout once, [`lock_timeout`](Self::lock_timeout) and
-    /// [`answer_timeout`](Self::answer_timeout) for each resource and for the idempotency key, and
-    /// one more [`answer_timeout`](Self::answer_timeout) for COMMIT.
-    ///
-    /// No timeout of Postgres ends a transaction whose process is frozen in the middle of a COPY or
-    /// of a large result: see *Frozen processes* in [`deployment`](crate::deployment#connections).
+    /// loses its transaction: see *Frozen processes* in
+    /// [`deployment`](crate::deployment#connections), also for an exception.
     pub const fn hold_timeout(mut self, timeout: Duration) -> Self {
         self.limits.hold_timeout = timeout;
         self
@@ -113,27 +105,24 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// Without reuse, each operation acquires a connection from the pool, in the task that needs
     /// it, and returns the connection afterwards. `test_before_acquire`, `before_acquire` and
-    /// `after_release` run for each operation, and see the task-locals of the request. There is one
+    /// `after_release` run for each operation, and see the task-locals of the request, with one
     /// exception. If a request is dropped while the pool tests a connection for it, another task
-    /// completes the test, without the task-locals. No request uses that connection before it is
-    /// acquired from the pool again. Session settings that a handler makes, for example with `SET`
-    /// without `LOCAL`, stay in effect until a hook resets them, as with any other use of the pool.
+    /// completes the test. Session settings that a handler makes, for example with `SET` without
+    /// `LOCAL`, stay in effect until a hook resets them, as with any other use of the pool.
     ///
     /// These hooks cost round trips. Choose `true` if no hook needs to run for each operation, and
     /// if a write may run with the session settings of the previous write. Reuse has these effects:
     ///
-    /// - An idle connection is used without a test, because BEGIN fails on a closed connection just
-    ///   as a ping does. If the connection turns out to be closed, the fence uses another one.
+    /// - An idle connection is used without a test. If it turns out to be closed, the fence uses
+    ///   another one.
     /// - After its write, a connection goes to the first waiter in the queue of this fence. If
-    ///   there is no waiter, the connection is kept for 20 ms. Waiters are served in order, and
-    ///   another task acquires connections from the pool for them. A connection returns to the pool
-    ///   after one second at the latest. If other tasks of the application may be waiting for a
-    ///   connection, the fence returns one to the pool every ten milliseconds.
+    ///   there is no waiter, the connection is kept for 20 ms. It returns to the pool after one
+    ///   second at the latest. If other tasks of the application may be waiting for a connection,
+    ///   the fence returns one to the pool every ten milliseconds.
     /// - The COMMIT of a transaction also begins the next transaction on the same connection. In a
     ///   write, `now()` may therefore be up to five milliseconds earlier than the request. It is
     ///   never earlier than `now()` in the previous write to the same resource, unless the later
-    ///   write waited for the row lock of the earlier one. If the response to COMMIT takes longer
-    ///   than five milliseconds, a new transaction begins.
+    ///   write waited for the row lock of the earlier one.
     ///
     /// Behind a pooler ([`transaction_pooling`](Self::transaction_pooling)) and on a [distributed
     /// fence](crate::guide::citus), COMMIT begins no further transaction, and a connection returns
@@ -146,11 +135,10 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Sets whether connections go through a pooler that assigns a server connection to each
     /// transaction, such as PgBouncer with `pool_mode = transaction`. Default: no.
     ///
-    /// With this setting, the fence begins no transaction before the request arrives.
-    /// [`Fence::write`] runs in an open transaction, because its statement could be prepared on one
-    /// server connection and executed on another. Each transaction begins with `DEALLOCATE ALL`,
-    /// because other clients may have left statements with the same names. Disable sqlx's statement
-    /// cache: `PgConnectOptions::statement_cache_capacity(0)`.
+    /// With this setting, [`Fence::write`] runs in an open transaction, because its statement could
+    /// be prepared on one server connection and executed on another. Each transaction begins with
+    /// `DEALLOCATE ALL`. Disable sqlx's statement cache, as in [this
+    /// example](crate::deployment#pgbouncer).
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
         self.limits.transaction_pooling = yes;
         self

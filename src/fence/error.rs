@@ -93,17 +93,19 @@ impl From<CommitError> for AdmitError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// The transaction had already failed, or failed at COMMIT. Nothing was written.
+    /// A statement had failed before, or a deferred constraint failed at COMMIT. Nothing was
+    /// written.
     #[error("the transaction was aborted")]
     Aborted(#[source] Arc<sqlx::Error>),
     /// A deferred trigger of the application wrote to a protected table at COMMIT, under a resource
     /// that was not admitted. Nothing was written.
     #[error("a protected table was written without an admission")]
     Unfenced(#[source] Arc<sqlx::Error>),
-    /// A nested transaction was still open. Nothing was written.
+    /// A nested transaction was still open, or a nested `begin` that did not complete has ended the
+    /// transaction. Nothing was written.
     #[error("a nested transaction was neither committed nor rolled back")]
     Unfinished,
-    /// COMMIT collided with another transaction. Nothing was written.
+    /// COMMIT collided with another transaction, or could not get a lock. Nothing was written.
     #[error("the database was busy at COMMIT")]
     Busy(#[source] Arc<sqlx::Error>),
     /// The connection was lost before COMMIT was sent, its session was unusable, or the disk of an
@@ -119,7 +121,7 @@ pub enum CommitError {
     /// The request that borrowed the transaction has already been answered. Nothing was written.
     #[error("the transaction was used after its request had ended")]
     Escaped,
-    /// The response to COMMIT was lost. The writes may or may not have been committed.
+    /// The response to COMMIT was lost or late. The writes may or may not have been committed.
     #[error("the outcome of COMMIT is unknown")]
     OutcomeUnknown(#[source] Arc<sqlx::Error>),
 }
@@ -158,7 +160,9 @@ pub enum WriteError {
     /// The token was not admitted. Nothing was written.
     #[error(transparent)]
     Admit(#[from] AdmitError),
-    /// The statement failed. Nothing was written.
+    /// The statement failed, the type of an argument does not exist in the database, or the
+    /// statement has a `$` with a number higher than the number of its arguments. Nothing was
+    /// written.
     #[error("the statement failed")]
     Statement(#[source] Arc<sqlx::Error>),
     /// The database cannot combine this statement with the admission, for example because rules

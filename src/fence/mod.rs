@@ -39,21 +39,15 @@
 //!
 //! # Deployment
 //!
-//! - Keep one `Fence` per process and clone it. [Connections](crate::deployment#connections)
-//!   describes how the clones share connections, queues and a cache.
-//! - [`migrate`](Fence::migrate) creates the [tables and the
-//!   functions](crate::deployment#tables-and-schema) of the fence, with a separate migration
-//!   history: on Postgres in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`.
-//! - Use a fence and its pool in one Tokio runtime. A connection stops working when the runtime
-//!   that opened it ends, even while another runtime runs a COMMIT on it.
-//! - The database determines the durability, on [Postgres](crate::deployment#tables-and-schema) and
-//!   on [SQLite](crate::deployment#sqlite). After a
-//!   [failover](crate::guide::failover), all earlier tokens are stale.
-//! - [`Fence::maintain`] removes the rows of [resources that are no longer
-//!   used](crate::deployment#resources-that-are-no-longer-used), and expired idempotency keys.
-//! - A token that is far too high [blocks its
-//!   resource](crate::guide::guarantees#what-is-not-guaranteed), because all lower tokens become
-//!   stale.
+//! - Keep one `Fence` per process and clone it, and use it and its pool in one Tokio runtime. A
+//!   connection stops working when the runtime that opened it ends, even while another runtime runs
+//!   a COMMIT on it.
+//! - Call [`migrate`](Fence::migrate) at each start, and run [`maintain`](Fence::maintain) in one
+//!   process.
+//! - [`deployment`](crate::deployment) describes connections, roles, limits and
+//!   [SQLite](crate::deployment#sqlite), [the guide](crate::guide::failover) describes failovers,
+//!   and [the guarantees](crate::guide::guarantees#what-is-not-guaranteed) describe what the fence
+//!   does not protect.
 
 mod builder;
 mod claims;

@@ -23,17 +23,13 @@ use crate::{
 /// [`FenceLayer::idempotent`](super::FenceLayer::idempotent).
 ///
 /// A write with a key is applied once, and each repetition gets the same status, body and [stored
-/// headers](Self::stored_headers). The layer stores the response in the transaction of the write. A
-/// repetition receives the stored response with `Idempotent-Replayed: true`, even if its token has
-/// become stale. Only the responses of committed writes are stored. The
-/// [guide](crate::guide::idempotency) describes when a client may retry, and which requests it must
-/// not repeat.
+/// headers](Self::stored_headers). The [guide](crate::guide::idempotency) describes when a client
+/// may retry, and which requests it must not repeat.
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. The same text is a
-/// different key in each scope. With the default scope, a request for other resources is therefore
-/// a new write. A repetition must have the same method, path, query, resources and body. Otherwise
-/// the layer refuses the repetition with 422.
+/// different key in each scope. A repetition must have the same method, path, query, resources and
+/// body. Otherwise the layer refuses the repetition with 422.
 ///
 /// ```
 /// use std::time::Duration;

@@ -5,17 +5,14 @@
 //!
 //! 1. A request with an unsafe method needs one token for each of its resources. A request with a
 //!    safe method (GET, HEAD, QUERY) may carry tokens, which make it a *fenced read* (see below).
-//!    After the response to a fenced read, all older tokens are stale. OPTIONS and TRACE requests,
-//!    which include CORS preflights, pass without a check, whether or not they carry a token. If
-//!    the layer [verifies tokens](FenceLayer::verify_with), it first refuses each token that the
-//!    issuer has not signed. Put WebSockets outside of the layer, because over HTTP/2 clients open
-//!    them with CONNECT, an unsafe method, and a callback that keeps the transaction occupies its
-//!    connection.
+//!    OPTIONS and TRACE requests, which include CORS preflights, pass without a check. If the layer
+//!    [verifies tokens](FenceLayer::verify_with), it first refuses each token that the issuer has
+//!    not signed. Put WebSockets outside of the layer, because over HTTP/2 clients open them with
+//!    CONNECT, an unsafe method, and a callback that keeps the transaction occupies its connection.
 //! 2. The layer reads the body before it admits the token, within limits of size and time. The
 //!    request of a slow client therefore holds neither a connection nor a row lock. If the layer
 //!    refuses a request before it has read the body, it responds immediately and reads the rest of
-//!    the body in the background, up to four times the limit. Otherwise a client that sends its
-//!    whole request before it reads would not receive the response.
+//!    the body in the background, up to four times the limit.
 //! 3. The layer admits the token in a transaction. If a request has several tokens, the layer
 //!    admits all of them or none. The handler gets the transaction from the extractor
 //!    [`FencedTx`](crate::FencedTx). A handler without that extractor is fenced as well.
@@ -28,13 +25,10 @@
 //!    confirmed COMMIT. If the handler exceeds the
 //!    [`hold_timeout`](crate::FenceBuilder::hold_timeout), the layer responds at most half a second
 //!    later, and ends the transaction in the background.
-//! 6. If the layer is [`deferred`](FenceLayer::deferred), the handler extracts a [`PendingWrite`]
-//!    instead of a [`FencedTx`](crate::FencedTx), and decides when the token is admitted: in a
-//!    transaction, or together with a single statement.
+//! 6. If the layer is [`deferred`](FenceLayer::deferred), the handler decides when the token is
+//!    admitted, with a [`PendingWrite`].
 //! 7. If the layer is [`idempotent`](FenceLayer::idempotent) and the request has an idempotency
-//!    key, the layer first looks up the key, in the same transaction. A repeated write gets the
-//!    stored response of the first write. The response of a new write is stored in the transaction
-//!    of that write.
+//!    key, a repeated write gets the stored response of the first write.
 //!
 //! # Example
 //!
@@ -80,13 +74,12 @@
 //! # Responses that do not raise the fence
 //!
 //! The [contract](crate::spec#the-effect-of-a-response) lists the responses that leave the fence
-//! unchanged, so that a client without permissions cannot block a resource with a high token. A
-//! response with one of these statuses nevertheless raises the fence if the handler has used its
-//! transaction. The layer cannot distinguish the response of an extractor or of middleware from
-//! that of the handler. It assumes that the handler has seen data if it has used the connection of
-//! its [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler
-//! derives such a response from data that it has read elsewhere, an older holder may still
-//! overwrite that data. Read in the transaction instead, or respond with 409.
+//! unchanged. A response with one of the statuses of an invalid request nevertheless raises the
+//! fence if the handler has used the connection of its [`FencedTx`](crate::FencedTx) or of its
+//! [`PendingWrite`] for a statement. The layer then assumes that the response depends on data that
+//! the handler has seen. If a handler derives such a response from data that it has read elsewhere,
+//! an older holder may still overwrite that data. Read in the transaction instead, or respond with
+//! 409.
 //!
 //! Every other response raises the fence, but the layer first rolls back the transaction. Between
 //! these two steps, a write with an older token that waits for the row lock in another process may
@@ -133,10 +126,8 @@
 //! - Each resource that a request names with an admissible token gets a row, even if the handler
 //!   then fails, unless the response rejects the client. Outside of the layer, authenticate clients
 //!   and validate the names that a client can invent.
-//! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
-//!   number of refusals that were `suppressed` since the previous line. Used tokens, busy
-//!   resources, and malformed requests (at INFO), are logged in the same way, in separate lines.
-//!   The metrics count every refusal.
+//! - [`deployment`](crate::deployment#alerts) describes the log lines of the layer, and
+//!   [`metrics`](crate::metrics) its metrics.
 
 mod claims;
 mod extract;
@@ -294,19 +285,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// same reason for every invalid token, and the log contains the details.
     ///
     /// Without verification, a client can block a resource with an arbitrarily high number: in a
-    /// write, even if the write fails, or in a fenced read, which needs no permission to write.
-    /// With verification, a client cannot do this, whatever permissions it has. This also applies
-    /// behind a [deferred](Self::deferred) layer, to [reusable](Self::reusable) tokens, under an
-    /// idempotency key, and to each of several resources. A signed token of another resource or
-    /// deployment, or with an increased number, is refused.
-    ///
+    /// write, even if the write fails, or in a fenced read, which needs no permission to write. A
+    /// signed token of another resource or deployment, or with an increased number, is refused.
     /// Verification does not prevent [replay](crate::guide::signed_tokens#the-sender-of-a-token). A
     /// client can send a signed token until it is stale, even after the lease has expired.
     ///
     /// The layer also verifies the token of a repetition under an idempotency key. If the key that
-    /// signed the token has been rotated out, the layer refuses the repetition. If the client
-    /// repeats the request under a new lease, with the same idempotency key, the client gets the
-    /// stored response.
+    /// signed the token has been rotated out, the client gets the stored response only if it
+    /// repeats the request under a new lease, with the same idempotency key.
     #[must_use]
     pub fn verify_with(mut self, keys: impl Into<Verification>) -> Self {
         self.verification = Some(keys.into());
@@ -324,11 +310,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// The fence's [`hold_timeout`](crate::FenceBuilder::hold_timeout) limits this function and the
     /// handler together. If they exceed it, the response is 503 `handler-timeout`.
     ///
-    /// The function runs in each mode of the layer. If the layer is [`deferred`](Self::deferred),
-    /// the function runs when the handler begins the transaction, and [`PendingWrite::write`] uses
-    /// an open transaction instead of a single statement. The function does not run for a read
-    /// without a token, which has no transaction. It does not run for the replay of a stored
-    /// response either, because the handler does not run.
+    /// If the layer is [`deferred`](Self::deferred), the function runs when the handler begins the
+    /// transaction, and [`PendingWrite::write`] uses an open transaction instead of a single
+    /// statement. The function runs neither for a read without a token, which has no transaction,
+    /// nor for the replay of a stored response.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self
     where
@@ -416,18 +401,15 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Enables idempotency keys. A write with an `Idempotency-Key` is applied once, and every
     /// repetition gets the response of the first request. Default: the header is ignored.
     ///
-    /// Without this option, a single-use token also prevents a repeated request from being applied
-    /// twice. However, if a client did not receive the first response, the repetition does not
-    /// return that response. It is refused, because its token is stale. See [`Idempotency`].
-    ///
-    /// If the request has a key, the layer itself must commit, so that the response is stored in
-    /// the same transaction. In the handler, [`FencedTx::commit`](crate::FencedTx::commit) then
-    /// returns an error. The layer reads the whole body of the response before COMMIT, within the
+    /// [The guide](crate::guide::idempotency) describes when a client may repeat a request. If the
+    /// request has a key, the layer itself must commit, so that the response is stored in the same
+    /// transaction: [`FencedTx::commit`](crate::FencedTx::commit) returns an error. The layer reads
+    /// the whole body of the response before COMMIT, within the
     /// [`hold_timeout`](crate::FenceBuilder::hold_timeout), so a route that streams its responses
     /// must not accept keys. The handler, and middleware inside of the layer, must not leave
     /// another role set with `SET LOCAL ROLE`, because that role may have no privilege to store the
     /// response. Set the role in [`on_begin`](Self::on_begin) instead. They must not set the
-    /// transaction to READ ONLY either, because the response could then not be stored.
+    /// transaction to READ ONLY either.
     #[must_use]
     pub fn idempotent(mut self, keys: Idempotency) -> Self {
         self.idempotency = Some(Arc::new(keys));

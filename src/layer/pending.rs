@@ -141,10 +141,9 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// combines both into one statement, which commits by itself. See [`Fence::write`] for the
     /// required form of the statement, and for the reason why this is safe.
     ///
-    /// If the statement returns no row, nothing counts as written, and the token stays usable. If
-    /// it returns rows, its changes are committed, whatever response the handler returns. If the
-    /// request names several resources, or the layer has a [hook](super::FenceLayer::on_begin), the
-    /// statement runs in an open transaction instead.
+    /// If the statement returns rows, its changes are committed, whatever response the handler
+    /// returns. If the request names several resources, or the layer has a
+    /// [hook](super::FenceLayer::on_begin), the statement runs in an open transaction instead.
     ///
     /// Under an idempotency key, the statement runs in the request's transaction, as with a
     /// [`FencedTx`](crate::FencedTx). If the handler succeeds, the layer commits the statement

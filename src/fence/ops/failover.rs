@@ -37,25 +37,25 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// its grant.
     ///
     /// Call this method if the database may have lost confirmed commits, and **before any client
-    /// writes again**. Leases that are stored in this database are lost. Other lease stores begin
-    /// new epochs at their first announced grant, or within a minute of their first grant or
-    /// renewal. Without announcements, their first grants may therefore have stale tokens. Holders
-    /// must acquire their leases again and read their data again.
+    /// writes again**. Without this call, even writes that are confirmed *afterwards* [can be
+    /// lost](crate::guide::failover#why-earlier-tokens-become-stale). On Postgres, the fence makes
+    /// these tokens stale automatically if the timeline of the WAL shows that the server was
+    /// promoted or restored from its archive; see [`notice_failover`](Self::notice_failover). Call
+    /// this method in all other cases: a dump was loaded, a copy of the disks was restored, or
+    /// SQLite's file was restored. Restore the fence's tables together with the tables that they
+    /// protect.
     ///
-    /// Without this call, even writes that are confirmed *afterwards* [can be
-    /// lost](crate::guide::failover#why-earlier-tokens-become-stale).
-    ///
-    /// On Postgres, the fence makes these tokens stale automatically if the timeline of the WAL
-    /// shows that the server was promoted or restored from its archive; see
-    /// [`notice_failover`](Self::notice_failover). Call this method in all other cases: a dump was
-    /// loaded, a copy of the disks was restored, or SQLite's file was restored. Restore the fence's
-    /// tables together with the tables that they protect.
+    /// Leases that are stored in this database are lost. Other lease stores begin new epochs at
+    /// their first announced grant, or within a minute of their first grant or renewal. Without
+    /// announcements, their first grants may therefore have stale tokens. Holders must acquire
+    /// their leases again and read their data again.
     ///
     /// Each of the 256 partitions moves up by 500 epochs (of 999,999), and by 1,000 more for each
     /// promotion that the partition has not caught up with yet. One transaction updates the rows of
     /// all resources, while other writes wait. It may take [minutes and much disk
     /// space](crate::guide::failover#failover-runbook), and is durable even with
-    /// `synchronous_commit = off`.
+    /// `synchronous_commit = off`. It fails after 10 minutes, or if it waits more than 10 s for
+    /// another transaction.
     ///
     /// Returns false if the database has no record of an epoch, either because the tokens belong to
     /// another issuer, or because the failover has lost the first epoch. Then all tokens stay
@@ -76,14 +76,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// On Postgres, the method calls the SQL function `tower_fence.after_failover`, on which the
-    /// database role needs EXECUTE. If [several calls are
-    /// needed](crate::guide::failover#how-many-calls-are-needed), `SELECT
-    /// tower_fence.after_failover(3)` has the effect of three calls. Before the update, the
-    /// function waits up to 10 s for the transactions that write to resources, and for a `VACUUM`,
-    /// `ANALYZE` or `CREATE INDEX CONCURRENTLY` of the table `resources`. If this wait is too
-    /// short, the method returns an error. The method also fails after 10 minutes; from SQL, the
-    /// function has no such limit.
+    /// On Postgres, the database role needs EXECUTE on `tower_fence.after_failover`. This SQL
+    /// function takes a number of calls, and has no limit of 10 minutes.
     ///
     /// # Errors
     ///
@@ -177,17 +171,13 @@ impl Fence<Postgres> {
     /// makes the earlier tokens of the resource stale. The setting is stored in the database, so it
     /// applies to all processes and to the SQL functions.
     ///
-    /// If the setting is off, a promotion does not change the fence, and leases continue. Switch
-    /// the setting off if every COMMIT waits for all standbys that may be promoted, or if
-    /// [`after_failover`](Self::after_failover) is a step of every promotion. A call does not
-    /// affect how promotions before the call are treated.
-    ///
-    /// If `pg_walfile_name` failed on the server when the tables were created, the server does not
-    /// reveal its timeline. In that case, the fence detects no failover.
+    /// Switch the setting off if every COMMIT waits for all standbys that may be promoted, or if
+    /// [`after_failover`](Self::after_failover) is a step of every promotion. A promotion then does
+    /// not change the fence, and leases continue. A call does not affect how promotions before the
+    /// call are treated.
     ///
     /// The database role needs EXECUTE on `tower_fence.notice_failover`. The method waits up to
-    /// 10 s for each row that another transaction has locked. For each partition, these are
-    /// transactions that insert the row of a resource, or that move a row to a new timeline.
+    /// 10 s for each row that another transaction has locked.
     ///
     /// # Errors
     ///

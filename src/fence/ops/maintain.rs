@@ -25,15 +25,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call
-    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. Use the same loop if a
-    /// lease outside of this database may be held for 90 days without a write, and also call
-    /// [`remove_idle_below`](Self::remove_idle_below) in it, with the tokens of the held leases. A
-    /// [distributed fence](crate::guide::citus#not-available-on-a-distributed-fence) keeps the rows
-    /// of resources, so only keys are removed.
+    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. If a lease outside of
+    /// this database may be held for 90 days without a write, also call
+    /// [`remove_idle_below`](Self::remove_idle_below) in that loop. A [distributed
+    /// fence](crate::guide::citus#not-available-on-a-distributed-fence) keeps the rows of
+    /// resources.
     ///
-    /// The metric `tower_fence_removed_total` counts the rows that successful removals have
-    /// removed. A failure is logged and counted in `tower_fence_maintenance_failures_total`, and
-    /// the removal is retried after the interval.
+    /// A failure is logged and counted ([`metrics`]), and the removal is retried after the interval.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {

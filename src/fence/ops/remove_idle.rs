@@ -35,16 +35,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// ZooKeeper. If each resource has its own counter, do not call this method, because the
     /// counter of a new resource would begin below the floor.
     ///
-    /// If a lease was held for longer than `older_than` without a write, its next write may be
-    /// refused with [`by_floor`](crate::StaleToken::by_floor). To exclude held leases, use
-    /// [`remove_idle_below`](Self::remove_idle_below). The [page about
-    /// deployment](crate::deployment#resources-that-are-no-longer-used) describes what the holder
-    /// does after such a refusal, and which rows are kept. Tokens below the first epoch belong to
-    /// other issuers and are treated as granted.
-    ///
-    /// Choose an `older_than` that is far longer than any lease, such as 90 days. Requests for
-    /// resources without a row wait for a few milliseconds while a batch of their partition is
-    /// removed.
+    /// Choose an `older_than` that is far longer than any lease, such as 90 days. If a lease was
+    /// held for longer without a write, its next write may be refused with
+    /// [`by_floor`](crate::StaleToken::by_floor); see [the page about
+    /// deployment](crate::deployment#resources-that-are-no-longer-used). To exclude held leases,
+    /// use [`remove_idle_below`](Self::remove_idle_below). Requests for resources without a row
+    /// wait for a few milliseconds while a batch of their partition is removed.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -79,13 +75,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// that is not below the lowest token of the held leases in its partition.
     ///
     /// Query the lease store with [`live_tokens`](crate::lease::LeaseAdmin::live_tokens) before you
-    /// call this method. A lease that is granted in between has a token above the tokens of every
-    /// idle row. The [page about
-    /// deployment](crate::deployment#resources-that-are-no-longer-used) contains an example.
+    /// call this method, as in [this
+    /// example](crate::deployment#resources-that-are-no-longer-used). A lease that is granted in
+    /// between has a token above the tokens of every idle row.
     ///
-    /// With another issuer, pass the highest token that the issuer is known to have granted, as
-    /// [`LiveTokens::granted_up_to`]. With ZooKeeper this is required, because its tokens lie in
-    /// epochs that this database has never assigned.
+    /// Tokens below the first epoch belong to other issuers and are treated as granted. With
+    /// another issuer whose tokens are higher, such as ZooKeeper, pass the highest token that it is
+    /// known to have granted, as [`LiveTokens::granted_up_to`].
     ///
     /// # Errors
     ///

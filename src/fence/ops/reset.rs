@@ -43,14 +43,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// **Condition**: from now on, no client uses an existing token above `token`, because the
     /// fence admits these tokens again. Therefore `token` must be the highest token that the issuer
     /// has granted on this resource, and never a lower one. If a lease on the resource is held,
-    /// break the lease first, and wait until the requests of its holder have ended. This method
-    /// refuses a token that is below the grants that are recorded in the database: the highest
-    /// announced token of the resource, unless that is the highest possible token, and the last
-    /// epoch that was assigned in the resource's partition. If the row of the resource was removed,
-    /// and leases are in this database, this method also refuses a token that is below both the
-    /// floor of the partition and the end of that epoch. If a forged token has caused a grant of
-    /// the highest possible token, the database no longer has a record of the earlier grants of the
-    /// resource.
+    /// break the lease first, and wait until the requests of its holder have ended.
+    ///
+    /// This method refuses a token below [`FenceState::granted`](super::FenceState::granted). If a
+    /// forged token has caused a grant of the highest possible token, the database no longer has a
+    /// record of the earlier grants of the resource.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
     /// caches.

@@ -14,14 +14,17 @@ use crate::fence::{
 impl<DB: FenceDatabase> Fence<DB> {
     /// Creates the fence's tables and functions, or updates them.
     ///
-    /// On Postgres the tables and functions are in the schema `tower_fence` or in another
-    /// [`schema`](crate::FenceBuilder::schema), which this method also creates. Call this method at
-    /// each start: if the tables are current, it needs no privilege to create objects. On Postgres,
-    /// if the role owns the objects, each call also makes the owner of the schema their owner. Such
-    /// a call revokes the privileges of `PUBLIC` on the objects, and the privileges of all other
+    /// On Postgres they are in the schema `tower_fence` or in another
+    /// [`schema`](crate::FenceBuilder::schema), which this method also creates, and on SQLite they
+    /// have the prefix `tower_fence_`. Their migration history is separate from that of the
+    /// application. Call this method at each start: if the tables are current, it needs no
+    /// privilege to create objects. The method waits at most 10 s for a lock.
+    ///
+    /// On Postgres, if the role owns the objects, each call also makes the owner of the schema
+    /// their owner, and revokes the privileges of `PUBLIC` on the objects, and those of all other
     /// roles on the trigger functions of [protected tables](crate::guide::protected_tables).
     /// Without these steps, every role could use the objects after a dump without privileges was
-    /// loaded. The method waits at most 10 s for a lock.
+    /// loaded.
     ///
     /// # Errors
     ///

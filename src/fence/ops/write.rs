@@ -30,10 +30,8 @@ use crate::{
 impl<DB: FenceDatabase> Fence<DB> {
     /// Admits `token` and runs one statement. Both are committed together or not at all.
     ///
-    /// On Postgres both are a single statement, which commits by itself. If the fence has not just
-    /// used the connection, it first checks, in another round trip, whether the application has
-    /// left a transaction open on the connection. The pool's own test, if enabled, takes a further
-    /// round trip.
+    /// On Postgres both are a single statement, which commits by itself. [The
+    /// guide](crate::guide::ways_to_write#a-single-statement) describes the round trips.
     ///
     /// `query` is an sqlx query with an `INSERT`, `UPDATE` or `DELETE` and `RETURNING`. It can read
     /// a relation `fence`, which has one row if the token is admitted and no row otherwise. The
@@ -68,15 +66,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// ```
     ///
     /// The statement's snapshot may be older than the lock on the fence's row. This is safe,
-    /// because every fenced write creates a new version of that row. The statement requires that
-    /// the version that it locks is the version in its snapshot. If so, no other fenced write to
-    /// the resource has happened since the snapshot, and none can happen until the statement is
-    /// committed. Otherwise, for example because another process has just written to the resource,
-    /// the statement writes nothing, and runs again in an open transaction that takes the lock
-    /// first. The statement also runs again if it returned no row, if the resource has no row yet,
-    /// and if the token is the first one above an announced token.
-    ///
-    /// In each of these cases, Postgres logs an error with the text "tower-fence: the single
+    /// because every fenced write creates a new version of that row, and the statement requires
+    /// that the version that it locks is the version in its snapshot. No other fenced write to the
+    /// resource has then happened since the snapshot. Otherwise, for example because another
+    /// process has just written to the resource, the statement writes nothing, and runs again in an
+    /// open transaction that takes the lock first. The statement also runs again if it returned no
+    /// row, if the resource has no row yet, and if the token is the first one above an announced
+    /// token. In each of these cases, Postgres logs an error with the text "tower-fence: the single
     /// statement was rolled back and runs again in a transaction". The error also rolls back the
     /// effects of triggers.
     ///
@@ -93,35 +89,21 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// bound arguments, it is refused, even if the `$` is in a literal. To use such a literal, bind
     /// it as an argument.
     ///
-    /// In an open transaction, the fence abandons a statement that takes longer than the sum of
-    /// `lock_timeout`, `hold_timeout` and `answer_timeout`. On Postgres, the server also cancels a
-    /// long-running statement in an open transaction, even if the process is frozen. The server
-    /// does not cancel a statement that commits by itself, unless the pool's connections have a
-    /// `statement_timeout`.
-    ///
+    /// The fence abandons a statement that takes longer than the sum of `lock_timeout`,
+    /// `hold_timeout` and `answer_timeout`. If it commits by itself, its outcome is then unknown,
+    /// and the server does not cancel it, unless the pool's connections have a `statement_timeout`.
     /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) does not limit the statement's wait for
-    /// a table lock, for example during an `ALTER TABLE`. The fence abandons the statement, with an
-    /// unknown outcome, after the time that an open transaction may take. If the pool's connections
-    /// have a `lock_timeout`, such a wait ends with [`AdmitError::Busy`]. If the future is dropped
-    /// during such a wait, the statement continues to wait, and may write after the table lock is
-    /// released.
+    /// a table lock, for example during an `ALTER TABLE`. Even if the future is dropped, the
+    /// statement continues to wait, and may write after the table lock is released. If the pool's
+    /// connections have a `lock_timeout`, such a wait ends with [`AdmitError::Busy`].
     ///
     /// # Errors
     ///
-    /// - [`WriteError::Admit`] as in [`begin`](Self::begin): stale, busy, unavailable. If the
-    ///   statement collides with other transactions (40001, or a deadlock), it is retried, and the
-    ///   error is `Busy` if the [`lock_timeout`](crate::FenceBuilder::lock_timeout) passes first.
-    /// - [`WriteError::Statement`] if the statement failed, if the type of an argument does not
-    ///   exist in the database, or if the statement has a `$` with a number higher than the number
-    ///   of its arguments. Nothing was written.
-    /// - [`WriteError::Unsupported`] if the database cannot run the statement together with its
-    ///   admission. Nothing was written.
-    /// - [`WriteError::Commit`] if the transaction was not committed, or its outcome is unknown.
-    ///   The outcome is unknown if the variant is
-    ///   [`OutcomeUnknown`](crate::fence::CommitError::OutcomeUnknown): the response to the
-    ///   statement or to COMMIT was lost or late. Otherwise nothing was written.
-    /// - [`WriteError::Rows`] if the rows were written but cannot be decoded as `T`.
-    /// - [`WriteError::Independent`] if the statement does not name `fence`. It was not executed.
+    /// Returns a [`WriteError`]. Nothing was written, except after [`WriteError::Rows`] and after
+    /// [`OutcomeUnknown`](crate::fence::CommitError::OutcomeUnknown) in [`WriteError::Commit`]: the
+    /// response to the statement or to COMMIT was lost or late. If the statement collides with
+    /// other transactions (40001, or a deadlock), it is retried until the
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) passes.
     ///
     /// # Cancel safety
     ///

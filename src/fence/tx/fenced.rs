@@ -190,24 +190,11 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     ///
     /// # Errors
     ///
-    /// - [`CommitError::Aborted`] if a statement had failed before, or a deferred constraint failed
-    ///   at COMMIT. Nothing was written.
-    /// - [`CommitError::Unfinished`] if a nested transaction is still open, or if a nested `begin`
-    ///   that did not complete has ended this transaction. Nothing was written.
-    /// - [`CommitError::Busy`] if the database could not commit because of a lock. Nothing was
-    ///   written.
-    /// - [`CommitError::Escaped`] if the request that borrowed the transaction has already been
-    ///   answered. Nothing was written.
-    /// - [`CommitError::Unrecorded`] if the request has an idempotency key, because the layer
-    ///   commits the transaction together with the response. Nothing was written.
-    /// - [`CommitError::Unfenced`] if a deferred trigger has written to a protected table without
-    ///   an admission. Nothing was written.
-    /// - [`CommitError::Unavailable`] if the connection was lost before COMMIT, or if the disk of
-    ///   an SQLite database is full. Nothing was written.
-    /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT, if sqlx received
-    ///   the response to an earlier statement, or if the response did not arrive within the
-    ///   [`answer_timeout`](crate::FenceBuilder::answer_timeout), on SQLite plus the
-    ///   [`lock_timeout`](crate::FenceBuilder::lock_timeout).
+    /// Returns a [`CommitError`]. Only after [`CommitError::OutcomeUnknown`] may the writes have
+    /// been committed: the connection was lost during COMMIT, sqlx received the response to an
+    /// earlier statement, or the response did not arrive within the
+    /// [`answer_timeout`](crate::FenceBuilder::answer_timeout), on SQLite plus the
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
     /// # Cancel safety
     ///
