@@ -17,7 +17,7 @@ use crate::{
         local::QueueKey,
         settings::{FIRST_LOCK_TIMEOUT, millis},
         sql::On,
-        tx::StandaloneStatement,
+        tx::Session,
     },
     time::after,
 };
@@ -118,9 +118,9 @@ impl Fence<Postgres> {
         );
         // Read the responses to the end, because the response to the COMMIT of all statements
         // follows the last row.
-        let rows = StandaloneStatement::ready(&self.connections, self.limits)
+        let rows = Session::standalone(&self.connections, self.limits)
             .await?
-            .run(self.limits.statement_timeout(), async |on| {
+            .commit_alone(self.limits.statement_timeout(), async |on| {
                 sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(on.conn).await
             })
             .await?;
@@ -139,9 +139,9 @@ impl Fence<Postgres> {
         let names = self.checked_names().await?;
         let sql = prepared(call, names.prefix());
         let lock_ms = millis(lock_timeout);
-        let called = StandaloneStatement::ready(&self.connections, self.limits)
+        let called = Session::standalone(&self.connections, self.limits)
             .await?
-            .run(
+            .commit_alone(
                 self.limits.statement_timeout(),
                 async |On { conn, .. }| {
                     let mut query = sqlx::query(AssertSqlSafe(sql)).bind(lock_ms);

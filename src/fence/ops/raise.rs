@@ -12,7 +12,7 @@ use crate::{
         error::{AdmitError, StaleToken},
         fault::Failure,
         sql::{FenceDatabase, TransactionId},
-        tx::{StandaloneStatement, Transaction},
+        tx::{Session, Transaction},
     },
     token::{Resource, Token},
 };
@@ -71,9 +71,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         let runtime = Handle::try_current().ok()?;
         let (fence, id) = (self.clone(), id?);
         let terminate = async move {
-            StandaloneStatement::ready(&fence.connections, fence.limits)
+            Session::standalone(&fence.connections, fence.limits)
                 .await?
-                .run(fence.limits.statement_timeout(), async |on| {
+                .commit_alone(fence.limits.statement_timeout(), async |on| {
                     DB::terminate(on.conn, id).await
                 })
                 .await

@@ -22,7 +22,7 @@ use crate::{
         local::Permit,
         settings::Limits,
         sql::{Admit, FenceDatabase, Statement},
-        tx::{StandaloneStatement, Written},
+        tx::{Session, Written},
     },
     token::{Resource, Token},
 };
@@ -147,10 +147,10 @@ impl<DB: FenceDatabase> Fence<DB> {
             && self.can_write_single().await?
         {
             let began = Instant::now();
-            let ready = StandaloneStatement::ready(&self.connections, limits).await;
+            let ready = Session::standalone(&self.connections, limits).await;
             let standalone = ready.map_err(AdmitError::from)?;
             let own = &mut statement;
-            let written = standalone.run(limits.write_timeout(), async |on| {
+            let written = standalone.commit_alone(limits.write_timeout(), async |on| {
                 let admit = Admit::new(claim, token_use, limits);
                 DB::write_single(on, admit, own).await
             });

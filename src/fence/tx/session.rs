@@ -1,16 +1,19 @@
-//! [`Session`]: the connection of a transaction or statement. When the transaction or statement
-//! has been dropped, the session decides what happens to the connection.
+//! [`Session`]: the connection of a transaction, or of a statement that commits by itself. When the
+//! transaction or statement has been dropped, the session decides what happens to the connection.
 
 use std::time::Duration;
 
 use tokio::time::timeout;
 
 use crate::fence::{
-    conn::{CheckedOut, Connections},
+    conn::{CheckedOut, Connections, Origin},
     fault::{Failure, Fault},
     settings::Limits,
     sql::{On, TransactionManager, Transactions},
 };
+
+/// Timeout for the response to the test of a connection that may be broken.
+const TEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for which an interrupted statement may continue before its connection is closed.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
@@ -33,7 +36,7 @@ pub(super) enum Phase {
 }
 
 /// Connection for one transaction, or for one statement that commits by itself.
-pub(super) struct Session<DB: Transactions> {
+pub(in crate::fence) struct Session<DB: Transactions> {
     checked_out: Option<CheckedOut<DB>>,
     pub(super) connections: Connections<DB>,
     pub(super) limits: Limits,
@@ -56,6 +59,53 @@ impl<DB: Transactions> Session<DB> {
             phase: Phase::Clean,
             busy_timeout_ms: None,
         }
+    }
+
+    /// Takes a connection for a statement that commits by itself, and tests it unless the fence
+    /// itself has just used it. On a closed connection, the outcome of the statement would be
+    /// unknown. If the application had left a transaction open on the connection, the statement
+    /// would not be committed. The test detects both cases.
+    ///
+    /// The test also configures the session so that the server detects a client that disconnects,
+    /// because a single statement cannot do this for itself. Therefore the test also runs on a
+    /// reused connection that has not been tested before.
+    pub(in crate::fence) async fn standalone(
+        connections: &Connections<DB>,
+        limits: Limits,
+    ) -> Result<Self, Failure> {
+        let mut checked_out = connections.check_out(limits).await?;
+        checked_out.end_early_transaction();
+        let is_ready = checked_out.origin == Origin::Kept && checked_out.is_prepared;
+        let test_timeout = limits.answer_timeout.min(TEST_TIMEOUT);
+        if !is_ready && prepare(&mut checked_out, test_timeout).await.is_err() {
+            // The connection cannot be used, so use one that the pool has tested.
+            checked_out.close_on_drop();
+            // Release the permit of this connection first. It may be the only permit of the pool.
+            drop(checked_out);
+            checked_out = connections.check_out_tested(limits).await?;
+            if let Err(failure) = prepare(&mut checked_out, limits.answer_timeout).await {
+                connections.close_idle();
+                checked_out.close_on_drop();
+                return Err(failure);
+            }
+        }
+        Ok(Self::new(checked_out, connections, limits))
+    }
+
+    /// Runs the statement that commits by itself. If the response does not arrive `within` this
+    /// time, the connection is closed, and the outcome is unknown. It is also unknown if the future
+    /// is dropped.
+    pub(in crate::fence) async fn commit_alone<T>(
+        mut self,
+        within: Duration,
+        statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
+    ) -> Result<T, Failure> {
+        self.phase = Phase::Open;
+        let outcome = self.run(within, statement).await;
+        if self.phase == Phase::Open {
+            self.phase = Phase::Clean;
+        }
+        outcome
     }
 
     pub(super) fn conn(&self) -> &CheckedOut<DB> {
@@ -113,6 +163,17 @@ pub(super) async fn response<T>(
         Ok(response) => response.map_err(Failure::from),
         Err(_) => Err(Failure::silent()),
     }
+}
+
+/// Ends the transaction that is open on the connection, if there is one, and prepares the session
+/// for statements that commit by themselves.
+async fn prepare<DB: Transactions>(
+    checked_out: &mut CheckedOut<DB>,
+    within: Duration,
+) -> Result<(), Failure> {
+    response(within, DB::leave_transaction(checked_out)).await?;
+    checked_out.is_prepared = true;
+    Ok(())
 }
 
 /// Only `drop` takes the connection.
