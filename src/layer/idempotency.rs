@@ -132,9 +132,7 @@ impl Idempotency {
     /// exact bytes of the `Authorization` header.
     ///
     /// A key belongs to one principal, and the layer never sends a stored response to another
-    /// principal.
-    ///
-    /// By default, a request with cookies and no `Authorization` is refused with 400
+    /// principal. By default, a request with cookies and no `Authorization` is refused with 400
     /// `idempotency-principal-required`. A request with neither has the empty principal, so all
     /// such requests share one set of keys.
     ///
@@ -145,8 +143,8 @@ impl Idempotency {
     ///   authentication layer outside of this layer has stored in the request's extensions.
     /// - `Authorization` may change between two attempts of a client, for example because an access
     ///   token expires. Under a different principal, a repetition is a new request.
-    /// - `Authorization` uses the scheme `Basic`. The record contains only a SHA-256 digest of the
-    ///   principal, but in this case the digest would cover the password.
+    /// - `Authorization` uses the scheme `Basic`. Otherwise the record contains a SHA-256 digest
+    ///   that covers the password.
     ///
     /// ```
     /// use tower_fence::Idempotency;

@@ -257,15 +257,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Default: tokens of any issuer are accepted.
     ///
     /// Use this option only if all tokens come from this crate's issuers over the same database:
-    /// `PostgresLeases`, or another store that takes its epochs from this fence. The layer refuses
-    /// a token of any other issuer, unless the number of the token happens to lie in an assigned
-    /// epoch. The option limits the effect of a forged token, which cannot supersede a token of a
-    /// later epoch.
+    /// `PostgresLeases`, or another store that takes its epochs from this fence. The option limits
+    /// the effect of a forged token, which cannot supersede a token of a later epoch. A token of
+    /// another issuer is accepted only if its number happens to lie in an assigned epoch.
     ///
     /// The layer caches the highest assigned epoch of each of 256 groups of resources. Only a token
-    /// above the cached epoch causes a query, which needs a connection of the pool. The query also
-    /// reads the highest announced token of the resource, because the token of a grant that had to
-    /// exceed `max_token` may be above all epochs.
+    /// above the cached epoch causes a query, which needs a connection of the pool, and also reads
+    /// the highest announced token of the resource, which may be above all epochs.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.known_epochs = true;

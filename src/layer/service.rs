@@ -81,12 +81,11 @@ impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
 /// Accepts any request body, and passes it to the inner service as axum's `Body`.
 impl<S, B, DB, R> Service<Request<B>> for FenceService<S, DB, R>
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-    S: Service<Request<Body>> + Clone + Send + 'static,
-    S::Response: IntoResponse,
-    S::Future: Send,
-    S::Error: Send,
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send, Error: Send>
+        + Clone
+        + Send
+        + 'static,
     DB: FenceDatabase,
     R: ResourceFrom,
 {
@@ -121,16 +120,12 @@ where
 
 impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Responds to a request with the handler's response or with a refusal.
-    async fn respond<S>(
+    async fn respond<S: Service<Request<Body>, Response: IntoResponse>>(
         &self,
         inner: S,
         request: Request<Body>,
         span: &Span,
-    ) -> Result<Response, S::Error>
-    where
-        S: Service<Request<Body>>,
-        S::Response: IntoResponse,
-    {
+    ) -> Result<Response, S::Error> {
         let (mut parts, body) = request.into_parts();
         // Requests with these methods, such as CORS preflights, neither read nor write the
         // resource.
@@ -171,17 +166,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     }
 
     /// Runs the handler with the slot, ends the transaction, and returns the response.
-    async fn fenced<S>(
+    async fn fenced<S: Service<Request<Body>, Response: IntoResponse>>(
         &self,
         inner: S,
         mut parts: Parts,
         slot: Slot<DB>,
         body: Body,
-    ) -> Result<Response, S::Error>
-    where
-        S: Service<Request<Body>>,
-        S::Response: IntoResponse,
-    {
+    ) -> Result<Response, S::Error> {
         let is_read = parts.method.is_safe();
         self.lend(&slot, &mut parts);
         let keys = self.idempotency.as_deref();
@@ -388,11 +379,10 @@ enum Entry<DB: FenceDatabase> {
 }
 
 /// Runs the handler without a transaction.
-async fn unfenced<S>(mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
-where
-    S: Service<Request<Body>>,
-    S::Response: IntoResponse,
-{
+async fn unfenced<S: Service<Request<Body>, Response: IntoResponse>>(
+    mut inner: S,
+    request: Request<Body>,
+) -> Result<Response, S::Error> {
     let mut response = inner.call(request).await?.into_response();
     failure::count(&mut response, None);
     Ok(response)

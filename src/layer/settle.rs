@@ -59,16 +59,12 @@ pub(super) enum HandlerEnd<E> {
 
 /// Runs the handler. Catches a panic, which [`settle`] resumes after the transaction has ended. If
 /// the request has an idempotency key, reads the body of a successful response to its end.
-pub(super) async fn run_handler<S>(
+pub(super) async fn run_handler<S: Service<Request<Body>, Response: IntoResponse>>(
     mut inner: S,
     request: Request<Body>,
     commit_if: Option<&CommitIf>,
     keys: Option<&Idempotency>,
-) -> HandlerEnd<S::Error>
-where
-    S: Service<Request<Body>>,
-    S::Response: IntoResponse,
-{
+) -> HandlerEnd<S::Error> {
     let is_read = request.method().is_safe();
     let handler = AssertUnwindSafe(async move {
         let response = match inner.call(request).await {

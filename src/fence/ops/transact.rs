@@ -243,8 +243,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// Attempts to run the statements of one request.
 struct Tries {
     limits: Limits,
-    /// The time at which the first attempt began.
-    began: Instant,
     /// The time at which the lock timeout passes.
     until: Instant,
     /// Whether an attempt has collided with another transaction.
@@ -258,7 +256,6 @@ impl Tries {
     fn new(limits: Limits) -> Self {
         Self {
             limits,
-            began: Instant::now(),
             until: after(limits.lock_timeout),
             collided: false,
             pause: FIRST_PAUSE,
@@ -269,17 +266,11 @@ impl Tries {
     /// Returns the timeouts for the next attempt. After a collision, an attempt has only the rest
     /// of the lock timeout.
     fn limits(&self) -> Limits {
-        if !self.collided {
-            return self.limits;
+        let mut limits = self.limits;
+        if self.collided {
+            limits.lock_timeout = self.until.saturating_duration_since(Instant::now());
         }
-        let lock_timeout = self
-            .limits
-            .lock_timeout
-            .saturating_sub(self.began.elapsed());
-        Limits {
-            lock_timeout,
-            ..self.limits
-        }
+        limits
     }
 
     /// Waits for a random pause before another attempt.

@@ -22,9 +22,9 @@ use crate::fence::{
 ///
 /// If `begin()` on the connection fails, or its future is dropped before it has completed, sqlx
 /// rolls back the enclosing transaction. The next mutable use of the connection through this value
-/// then panics, and [`commit`](Self::commit) returns [`CommitError::Unfinished`]. Do not hold a
-/// reference to the connection across a call to `begin()`. On SQLite, run no statement after such a
-/// `begin()` or after a failed statement. Otherwise, a statement may [commit by
+/// then panics, and [`commit`](Self::commit) returns [`CommitError::Unfinished`]. Hold no reference
+/// to the connection across a call to `begin()`, and on SQLite, run no statement after such a
+/// `begin()` or after a failed statement: it may [commit by
 /// itself](crate::guide::guarantees#what-is-not-guaranteed).
 ///
 /// How the transaction ends depends on its origin:

@@ -156,29 +156,25 @@ impl Setup for Postgres {
             );
             return Err(misconfigured(denied));
         }
-        let open: Option<String> = row.try_get("open_functions")?;
-        if let Some(open) = open {
+        if let Some(open) = row.try_get::<Option<String>, _>("open_functions")? {
             return Err(misconfigured(format!(
                 "PUBLIC may execute {open}, which run with the privileges of their owner: \
                  call `Fence::migrate` as the owner, which revokes that"
             )));
         }
-        let hidden: Option<String> = row.try_get("hidden_tables")?;
-        if let Some(hidden) = hidden {
+        if let Some(hidden) = row.try_get::<Option<String>, _>("hidden_tables")? {
             return Err(misconfigured(format!(
                 "row-level security hides rows of {hidden} in the schema {schema}: disable it on the tables of the fence"
             )));
         }
-        let unlogged: Option<String> = row.try_get("unlogged_tables")?;
-        if let Some(unlogged) = unlogged {
+        if let Some(unlogged) = row.try_get::<Option<String>, _>("unlogged_tables")? {
             return Err(misconfigured(format!(
                 "a crash would empty the unlogged tables {unlogged} in the schema {schema}: \
                  set them LOGGED, and if the server has crashed since they became unlogged, \
                  restore a backup"
             )));
         }
-        let writers: Option<String> = row.try_get("writers")?;
-        if let Some(writers) = writers {
+        if let Some(writers) = row.try_get::<Option<String>, _>("writers")? {
             tracing::warn!(
                 schema,
                 roles = writers,
