@@ -130,7 +130,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns a body of unknown length.
     fn of_unknown_length(bytes: &'static [u8]) -> Body {
         Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]))
     }

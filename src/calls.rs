@@ -22,7 +22,6 @@ pub trait LeaseDatabase: Calls + 'static {}
 
 impl<T: Calls + 'static> LeaseDatabase for T {}
 
-/// Executor of the calls.
 pub(crate) trait Calls: Send + Sync {
     /// Runs statements as one transaction at READ COMMITTED, and returns their rows. `statements`
     /// builds the SQL with the given prefix of all names, such as `tower_fence.`, and with literals
@@ -50,14 +49,12 @@ pub(crate) trait Calls: Send + Sync {
     /// Waits until the application closes the pool.
     fn closed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Returns the timeout for a response of the database.
     fn answer_timeout(&self) -> Duration;
 }
 
 /// Function that builds the statements for a prefix.
 pub(crate) type Statements<'a> = Box<dyn FnOnce(&str) -> String + Send + 'a>;
 
-/// Call of a function.
 pub(crate) struct FunctionCall<'a> {
     pub(crate) function: &'static str,
     pub(crate) arguments: &'a [Argument<'a>],
@@ -75,7 +72,6 @@ pub(crate) struct FunctionCall<'a> {
     pub(crate) assigns_token: bool,
 }
 
-/// Argument of a function.
 #[derive(Clone, Copy)]
 pub(crate) enum Argument<'a> {
     Text(Option<&'a str>),
@@ -103,7 +99,6 @@ impl Argument<'_> {
     }
 }
 
-/// Returns text as an SQL expression.
 pub(crate) fn literal_text(text: &str) -> String {
     format!(
         "pg_catalog.convert_from({}, 'UTF8')",
@@ -111,16 +106,13 @@ pub(crate) fn literal_text(text: &str) -> String {
     )
 }
 
-/// Returns bytes as an SQL expression.
 fn literal_bytes(bytes: &[u8]) -> String {
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("pg_catalog.decode('{digits}', 'hex')")
 }
 
-/// Future returned by the methods of [`Calls`].
 pub(crate) type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
 
-/// Error returned when a call failed.
 #[derive(Debug, thiserror::Error)]
 #[error("the call failed")]
 pub(crate) struct CallError {

@@ -119,7 +119,6 @@ pub fn partition_of(resource: &Resource) -> u8 {
     partition_of_name(resource.as_str())
 }
 
-/// Returns the low byte of the CRC-32 (IEEE 802.3) of the name.
 pub(crate) fn partition_of_name(name: &str) -> u8 {
     static CRC_32: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
     CRC_32.checksum(name.as_bytes()).to_le_bytes()[0]

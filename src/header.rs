@@ -117,7 +117,6 @@ impl FromStr for FencingToken {
     }
 }
 
-/// Maximum number of members of a field.
 const MAX_MEMBERS: usize = 100;
 
 /// Parses a field from its lines, in order. If there is no line, or one empty line, the result is
@@ -166,7 +165,6 @@ fn combine<L: AsRef<[u8]>>(lines: impl IntoIterator<Item = L>) -> Vec<u8> {
     combined
 }
 
-/// Parses a member of the list.
 fn member(item: Item) -> Result<FencingToken, MalformedToken> {
     let BareItem::Integer(value) = item.bare_item else {
         return Err(MalformedToken::NotAnInteger);

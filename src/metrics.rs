@@ -137,13 +137,11 @@ pub fn register() {
     }
 }
 
-/// Adds one to a counter without labels.
 pub(crate) fn count(name: &'static str) {
     #[cfg(feature = "metrics")]
     metrics::counter!(name).increment(1);
 }
 
-/// Adds one to a counter with one label.
 #[cfg(any(feature = "layer", feature = "client", feature = "_fence"))]
 pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
     add(name, label, value, 1);
@@ -156,7 +154,6 @@ pub fn quorum_nodes_failed(change: f64) {
     metrics::gauge!("tower_fence_quorum_nodes_failed").increment(change);
 }
 
-/// Adds to a counter with one label.
 #[cfg(any(feature = "layer", feature = "client", feature = "_fence"))]
 pub(crate) fn add(name: &'static str, label: &'static str, value: &'static str, count: u64) {
     #[cfg(feature = "metrics")]
@@ -199,14 +196,12 @@ impl Drop for Timer {
     }
 }
 
-/// Records a duration in a histogram.
 #[cfg(feature = "_axum")]
 pub(crate) fn took(name: &'static str, time: Duration) {
     #[cfg(feature = "metrics")]
     metrics::histogram!(name).record(time.as_secs_f64());
 }
 
-/// Changes the number of held leases.
 #[cfg(feature = "client")]
 pub(crate) fn held(change: f64) {
     #[cfg(feature = "metrics")]

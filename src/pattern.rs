@@ -161,7 +161,6 @@ fn literal<'a>(pattern: &str, rest: &'a str) -> Result<(&'a str, &'a str), Inval
     Ok((literal, rest))
 }
 
-/// Checks the name of a parameter.
 fn check_name(name: &str) -> Result<(), InvalidPattern> {
     let allowed = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
     if name.is_empty() || !name.chars().all(allowed) {

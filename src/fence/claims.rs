@@ -29,7 +29,6 @@ impl Claim {
 pub(crate) struct Claims(Arc<[Claim]>);
 
 impl Claims {
-    /// Creates the claims. Returns `None` for an empty list.
     pub(crate) fn new(claims: Vec<Claim>) -> Option<Self> {
         (!claims.is_empty()).then(|| Self(claims.into()))
     }

@@ -55,7 +55,6 @@ impl AdmitError {
     }
 }
 
-/// Converts the failure of a statement of the fence into the caller's error.
 impl From<Failure> for AdmitError {
     fn from(Failure { fault, cause }: Failure) -> Self {
         match fault {
@@ -127,7 +126,6 @@ pub enum CommitError {
 }
 
 impl CommitError {
-    /// Converts the failure of COMMIT.
     pub(super) fn at_commit(failure: Failure) -> Self {
         let may_be_committed = failure.may_be_committed();
         let Failure { fault, cause } = failure;
@@ -144,7 +142,6 @@ impl CommitError {
         }
     }
 
-    /// Converts the failure of a statement before COMMIT was sent.
     pub(super) fn before_commit(failure: Failure) -> Self {
         match Self::at_commit(failure) {
             Self::OutcomeUnknown(cause) => Self::Unavailable(cause),
@@ -188,7 +185,6 @@ impl WriteError {
         Self::Statement(Arc::new(error))
     }
 
-    /// Converts the failure of a statement in an open transaction.
     pub(super) fn in_transaction(Failure { fault, cause }: Failure) -> Self {
         match fault {
             Fault::Contention | Fault::Collision => AdmitError::Busy(cause).into(),
@@ -202,7 +198,6 @@ impl WriteError {
         }
     }
 
-    /// Converts the failure of a statement that commits by itself.
     pub(super) fn standalone(failure: Failure) -> Self {
         match failure.may_be_committed() {
             true => CommitError::OutcomeUnknown(failure.cause).into(),

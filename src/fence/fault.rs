@@ -46,7 +46,6 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Classifies an error of sqlx, for every database.
     pub(crate) fn of(error: &sqlx::Error) -> Self {
         match error {
             sqlx::Error::Database(cause) => {
@@ -138,7 +137,6 @@ impl Fault {
     }
 }
 
-/// Returns whether the message reports a database that is not set up correctly.
 #[cfg(feature = "postgres")]
 fn is_setup_fault(message: &str) -> bool {
     let starts = [
@@ -164,7 +162,6 @@ fn is_unusable(code: &str) -> bool {
     }
 }
 
-/// Error together with its classification.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(super) fault: Fault,
@@ -172,7 +169,6 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Classifies an error.
     pub(super) fn of(cause: &Arc<sqlx::Error>) -> Self {
         Self {
             fault: Fault::of(cause),
@@ -210,7 +206,6 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for missing tables.
     pub(super) fn not_migrated() -> Self {
         let missing =
             "the tables of the fence are missing or outdated: call `Fence::migrate` first";
@@ -262,7 +257,6 @@ pub(super) fn is_unprepared(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns the error that Postgres has reported, or `None` for any other error.
 #[cfg(feature = "postgres")]
 fn as_postgres(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> {
     match error {

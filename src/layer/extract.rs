@@ -90,9 +90,7 @@ pub(super) enum Passed {
     PlainRead,
     /// Through the fence.
     Fenced {
-        /// The database of the fence.
         database: &'static str,
-        /// Whether the layer is deferred.
         deferred: bool,
     },
 }

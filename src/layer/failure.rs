@@ -103,7 +103,6 @@ impl IntoResponse for WriteError {
     }
 }
 
-/// Renders a refusal that a handler returns.
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         marked(self.problem_type(), self.render())

@@ -269,7 +269,6 @@ fn authorization(headers: &HeaderMap) -> Result<[u8; 32], Refusal> {
     Ok(hash.finalize().into())
 }
 
-/// Returns a digest of the resources of a request.
 fn resources_digest(claims: &Claims) -> [u8; 32] {
     digest("resources", claims.iter().map(|claim| &claim.resource))
 }

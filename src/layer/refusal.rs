@@ -242,7 +242,6 @@ const fn stale_reason(stale: &StaleToken) -> &'static str {
     }
 }
 
-/// Returns the problem type of a failed statement of the application.
 pub(super) fn problem_of_statement(error: &sqlx::Error) -> ProblemType {
     match Fault::of(error) {
         Fault::Contention | Fault::Collision => ProblemType::FenceBusy,

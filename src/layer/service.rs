@@ -306,7 +306,6 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         }
     }
 
-    /// Begins the transaction of a request without an idempotency key.
     async fn begin(&self, claims: Claims, is_read: bool) -> Result<FencedTx<DB>, Refusal> {
         self.check_epochs(&claims).await?;
         let begun = self.fence.begin_admitted(claims, self.token_use, is_read);
@@ -378,7 +377,6 @@ enum Entry<DB: FenceDatabase> {
     Replay(Response),
 }
 
-/// Runs the handler without a transaction.
 async fn unfenced<S: Service<Request<Body>, Response: IntoResponse>>(
     mut inner: S,
     request: Request<Body>,

@@ -44,7 +44,6 @@ use crate::{
 /// Maximum time that the response to a handler timeout waits for the end of the transaction.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Way in which a handler has ended.
 pub(super) enum HandlerEnd<E> {
     /// The response, the outcome that decides how the transaction ends, and the copy of the
     /// response to be stored.

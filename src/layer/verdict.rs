@@ -50,7 +50,6 @@ pub(super) struct Outcome {
     /// Whether the response requests a rollback regardless of its status, with
     /// [`Rollback`](super::Rollback) or through [`commit_if`](super::FenceLayer::commit_if).
     pub(super) rolls_back: bool,
-    /// Whether the request is a fenced read.
     pub(super) is_read: bool,
 }
 
@@ -62,7 +61,6 @@ impl Outcome {
         is_read: false,
     };
 
-    /// Returns whether the handler's writes must be committed.
     pub(super) fn commits(self) -> bool {
         served(self, true) == Served::Success
     }

@@ -51,7 +51,6 @@ impl Verification {
         }
     }
 
-    /// Verifies each member of the header.
     pub(super) fn verify(&self, tokens: &[FencingToken]) -> Result<(), Refusal> {
         for token in tokens {
             match self.keys.verify(token) {

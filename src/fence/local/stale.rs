@@ -34,12 +34,10 @@ impl StaleTokens {
         self.known.insert(resource.clone(), (stale, until));
     }
 
-    /// Removes a resource from the cache.
     pub(in crate::fence) fn remove(&self, resource: &Resource) {
         self.known.remove(resource);
     }
 
-    /// Refuses a token that is stale according to the cache.
     pub(in crate::fence) fn check(
         &self,
         claim: &Claim,

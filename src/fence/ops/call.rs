@@ -168,7 +168,6 @@ impl Fence<Postgres> {
     }
 }
 
-/// Returns whether a wait for a lock timed out.
 fn is_locked(cause: &sqlx::Error) -> bool {
     let code = cause.as_database_error().and_then(|error| error.code());
     // lock_not_available
@@ -202,7 +201,6 @@ fn prepared(call: &FunctionCall<'_>, prefix: &str) -> String {
     )
 }
 
-/// Returns the call with its arguments as literals.
 fn in_literals(call: &FunctionCall<'_>, prefix: &str) -> String {
     let FunctionCall {
         function, columns, ..

@@ -87,7 +87,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Converts the failure of an operation on epochs.
 fn epoch_error(error: impl Into<AdmitError>) -> EpochError {
     let error = error.into();
     match error.is_misconfigured() {
@@ -143,7 +142,6 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Announces the grant of a claim in one transaction.
     async fn announce_once(
         &self,
         limits: Limits,
@@ -173,7 +171,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Converts the failure of an announcement.
 fn announce_error(error: impl Into<AdmitError>) -> AnnounceError {
     let error = error.into();
     match error.is_misconfigured() {

@@ -206,7 +206,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Decodes rows into the caller's type.
 pub(crate) fn typed<T, R: sqlx::Row>(rows: Vec<R>) -> Result<Vec<T>, WriteError>
 where
     T: for<'r> FromRow<'r, R>,

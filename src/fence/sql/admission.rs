@@ -11,7 +11,6 @@ use crate::{
     stale::StaleToken,
 };
 
-/// Admission of a token in a transaction.
 #[trait_variant::make(Send)]
 pub(crate) trait Admissions: Database {
     /// Admits a token, and sets the timeouts of the transaction.
@@ -27,7 +26,6 @@ pub(crate) trait Admissions: Database {
     async fn admit_only(on: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission>;
 }
 
-/// Admission of one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Admit<'a> {
     pub(in crate::fence) claim: &'a Claim,
@@ -59,7 +57,6 @@ impl<'a> Admit<'a> {
     }
 }
 
-/// Outcome of an admission.
 pub(crate) enum Admission {
     /// The token was admitted, and `max_token` was raised.
     Admitted(Option<TransactionId>),
@@ -73,7 +70,6 @@ pub(crate) enum Admission {
     TooEarly,
 }
 
-/// Highest stale token of a resource.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HighestStale {
     pub(in crate::fence) max_token: i64,
@@ -85,7 +81,6 @@ pub(crate) struct HighestStale {
 }
 
 impl HighestStale {
-    /// Returns the refusal of a stale token.
     pub(in crate::fence) fn refuse(self, claim: &Claim, token_use: TokenUse) -> StaleToken {
         StaleToken {
             resource: claim.resource.clone(),

@@ -5,10 +5,8 @@ use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 
 use super::Names;
 
-/// Table of the migration history.
 const HISTORY: &str = "tower_fence.migrations";
 
-/// Version, name and SQL of a migration.
 type Step = (i64, &'static str, &'static str);
 
 #[cfg(feature = "postgres")]

@@ -57,7 +57,6 @@ impl Names {
         written.replace(WRITTEN, &self.prefix)
     }
 
-    /// Returns whether the fence has passed its check.
     pub(in crate::fence) fn is_checked(&self) -> bool {
         !self.needs_check.load(Acquire)
     }
@@ -95,7 +94,6 @@ impl Names {
         self.needs_check.store(true, Release);
     }
 
-    /// Returns the prefix of all names, such as `tower_fence.`.
     pub(in crate::fence) fn prefix(&self) -> &str {
         &self.prefix
     }

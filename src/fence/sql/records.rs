@@ -7,7 +7,6 @@ use sqlx::Database;
 
 use super::{Admission, Admit, On};
 
-/// Statements on records.
 #[trait_variant::make(Send)]
 pub(crate) trait Records: Database {
     /// Reserves an idempotency key, which the SQL functions call a claim, and admits a token, or
@@ -35,7 +34,6 @@ pub(crate) trait Records: Database {
     async fn remove_expired(on: On<'_, Self>, at_most: u32) -> sqlx::Result<u64>;
 }
 
-/// Request with an idempotency key.
 pub(crate) struct KeyedRequest {
     pub(crate) id: RecordId,
     /// The SHA-256 digest of the request.
@@ -72,7 +70,6 @@ pub(crate) struct ReservedKey {
     pub(in crate::fence) role: String,
 }
 
-/// Stored record.
 pub(crate) struct Record {
     pub fingerprint: Vec<u8>,
     /// `None` if the transaction that reserved the key was committed by an SQL statement.
@@ -95,7 +92,6 @@ impl Record {
     }
 }
 
-/// Outcome of a reservation.
 pub(crate) enum Reservation {
     /// The key was reserved. `role` is the role at the beginning of the transaction.
     Reserved { role: String, admission: Admission },

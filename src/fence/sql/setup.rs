@@ -4,7 +4,6 @@ use sqlx::{Connection, Database, migrate::MigrateError, pool::PoolOptions};
 
 use super::{Names, On};
 
-/// Creation and check of the fence's tables and functions.
 #[trait_variant::make(Send)]
 pub(crate) trait Setup: Database {
     /// Returns the options of a pool that the fence opens itself, and of its connections.

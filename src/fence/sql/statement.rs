@@ -38,7 +38,6 @@ pub(crate) struct Statement<DB: Database> {
 }
 
 impl<DB: Database> Statement<DB> {
-    /// Takes the SQL and the arguments from an sqlx query.
     pub(crate) fn new<'q>(mut query: impl Execute<'q, DB>) -> Result<Self, WriteError> {
         let arguments = query
             .take_arguments()

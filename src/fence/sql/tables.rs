@@ -11,7 +11,6 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Statements on the rows of resources, the floors and the epochs.
 #[trait_variant::make(Send)]
 pub(crate) trait Tables: Database {
     /// Makes every token below that of the claim stale, and returns the highest stale token, which
@@ -71,7 +70,6 @@ pub(crate) trait Tables: Database {
     /// floor of the partition.
     async fn report_epoch(on: On<'_, Self>, partition: u8, seen: i64) -> sqlx::Result<i64>;
 
-    /// Reads the row of a resource, if it has one.
     async fn state(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<StateRow>>;
 
     /// Reads the rows of the names in a range that come after the given name, in the order of their
@@ -83,10 +81,8 @@ pub(crate) trait Tables: Database {
         limit: u32,
     ) -> sqlx::Result<Vec<StateRow>>;
 
-    /// Reads the floor of a partition.
     async fn floor(on: On<'_, Self>, partition: u8) -> sqlx::Result<i64>;
 
-    /// Reads the highest epoch of a partition, if it has one.
     async fn last_epoch(on: On<'_, Self>, partition: u8) -> sqlx::Result<Option<i64>>;
 
     /// Reads whether leases in this database have an epoch in a partition.
@@ -111,7 +107,6 @@ pub(crate) struct Idle {
     pub(in crate::fence) live: Option<Token>,
 }
 
-/// Outcome of the announcement of a grant.
 pub(crate) enum Announcement {
     /// The token was announced, and all lower tokens are stale.
     Announced,

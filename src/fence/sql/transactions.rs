@@ -6,7 +6,6 @@ use sqlx::{Connection, Database};
 
 use crate::fence::settings::Limits;
 
-/// Beginning and end of transactions.
 #[trait_variant::make(Send)]
 pub(crate) trait Transactions: Database {
     /// Returns the address of the database, without secrets.
@@ -65,7 +64,6 @@ pub(crate) trait Transactions: Database {
     }
 }
 
-/// Way in which a transaction begins.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Begin {
     /// BEGIN sets the timeouts.
@@ -91,7 +89,6 @@ pub(crate) enum Committed {
     Broken,
 }
 
-/// Id of a transaction on its server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransactionId(pub(in crate::fence) i64);
 

@@ -108,7 +108,6 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         slot.wrote_nothing(transaction, permits);
     }
 
-    /// Returns the admitted claims, the transaction, and its permits.
     pub(in crate::fence) fn into_parts(mut self) -> (Claims, Transaction<DB>, Vec<Permit>) {
         let permits = mem::take(&mut self.permits);
         (self.admitted.claims().clone(), self.take(), permits)

@@ -116,7 +116,6 @@ impl<DB: Transactions> Session<DB> {
         self.checked_out.as_mut().expect(HELD)
     }
 
-    /// Runs statements within a timeout.
     pub(super) async fn run<T>(
         &mut self,
         within: Duration,

@@ -45,7 +45,6 @@ pub(crate) struct Transaction<DB: Transactions> {
 }
 
 impl<DB: Transactions> Transaction<DB> {
-    /// Takes a connection and opens a transaction on it.
     pub(in crate::fence) async fn begin(
         connections: &Connections<DB>,
         limits: Limits,
@@ -68,7 +67,6 @@ impl<DB: Transactions> Transaction<DB> {
         Self::begin_tested(connections, limits, begin).await
     }
 
-    /// Opens a transaction on a connection that the pool has tested.
     pub(in crate::fence) async fn begin_tested(
         connections: &Connections<DB>,
         limits: Limits,
@@ -93,7 +91,6 @@ impl<DB: Transactions> Transaction<DB> {
         }
     }
 
-    /// Returns the timeouts of the transaction.
     pub(in crate::fence) const fn limits(&self) -> Limits {
         self.session.limits
     }

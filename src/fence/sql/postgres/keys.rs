@@ -102,7 +102,6 @@ impl Records for Postgres {
     }
 }
 
-/// Converts the answer of `admit_once`.
 fn reservation(row: &PgRow) -> sqlx::Result<Reservation> {
     let outcome: String = row.try_get("outcome")?;
     if outcome == "found" {

@@ -130,7 +130,6 @@ const LAST_TABLE: &str = LAST_TABLE_OF_0_3;
 /// the first one, so the call keeps the privileges of named roles.
 const LAST_TABLE_OF_0_3: &str = "commit_marks";
 
-/// Returns [`TRUST`] for this schema.
 fn trust(schema: &str) -> String {
     let sql = TRUST.replace("{schema}", schema);
     sql.replace("{last_table}", LAST_TABLE)
@@ -335,7 +334,6 @@ async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<Topol
     Err(misconfigured(not_joined))
 }
 
-/// Returns the error for a database that must be set up differently.
 fn misconfigured(reason: impl Into<Box<dyn Error + Send + Sync>>) -> sqlx::Error {
     sqlx::Error::Configuration(reason.into())
 }

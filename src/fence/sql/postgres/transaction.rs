@@ -181,7 +181,6 @@ fn shows(row: &PgRow, mark: &str) -> bool {
 /// have to show this setting, which has no use in a handler.
 const MARK: &str = "SHOW client_connection_check_interval";
 
-/// Returns whether the row is the response to [`MARK`].
 fn is_mark(row: &PgRow) -> bool {
     let first = row.columns().first();
     first.is_some_and(|column| column.name() == "client_connection_check_interval")

@@ -69,7 +69,6 @@ impl SingleStatements for Sqlite {
     }
 }
 
-/// Reads the highest stale token of a resource.
 pub(super) async fn highest_stale(
     On { conn, names }: On<'_, Sqlite>,
     resource: &Resource,
