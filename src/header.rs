@@ -108,12 +108,11 @@ impl FromStr for FencingToken {
     type Err = MalformedToken;
 
     fn from_str(value: &str) -> Result<Self, Self::Err> {
-        let mut members = parse([value])?;
-        match (members.pop(), members.len()) {
-            (Some(token), 0) => Ok(token),
-            (None, _) => Err(MalformedToken::Count { found: 0 }),
-            (Some(_), others) => Err(MalformedToken::Count { found: others + 1 }),
-        }
+        let one = <[Self; 1]>::try_from(parse([value])?);
+        let [token] = one.map_err(|members| MalformedToken::Count {
+            found: members.len(),
+        })?;
+        Ok(token)
     }
 }
 

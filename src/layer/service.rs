@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     body,
-    fence::{AdmitError, Claims, FenceDatabase, FencedTx, KeyedRequest, Once, RecordId, Slot},
+    fence::{Claims, FenceDatabase, FencedTx, KeyedRequest, Once, RecordId, Slot},
     header,
     metrics::{self, Timer},
 };
@@ -254,8 +254,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
             // token has become stale.
             return Ok(Some((keys, id)));
         }
-        let known = self.fence.refuse_stale(claims, self.token_use);
-        known.map_err(AdmitError::from)?;
+        self.fence.refuse_stale(claims, self.token_use)?;
         Ok(None)
     }
 

@@ -1,14 +1,14 @@
 //! Admission: waiting in the queues of the process, taking a connection, and then taking the row
 //! locks.
 
-use tokio::time::Instant;
+use std::time::Duration;
 
 use super::transact::{Halt, Plan, ensure_checked};
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
         claims::{Claim, Claims},
-        error::{AdmitError, StaleToken},
+        error::AdmitError,
         fault::Failure,
         local::{Permit, QueueKey},
         settings::Limits,
@@ -171,7 +171,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         is_read: bool,
     ) -> Result<FencedTx<DB>, AdmitError> {
         let ordered = claims.in_lock_order();
-        let permits = self.wait_in_queues(&ordered).await?;
+        let permits = self
+            .wait_in_queues(&ordered, self.limits.lock_timeout)
+            .await?;
         let limits = Limits {
             durable: is_read,
             ..self.limits
@@ -181,13 +183,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             false => write_use,
         };
         let plan = Plan::admitting(limits, &claims);
-        let (transaction, admitted) = self
-            .open(plan, async |transaction| {
-                let admitted = self.admit_all(transaction, &ordered, token_use, write_use, None);
-                admitted.await
-            })
-            .await?;
-        admitted?;
+        let opened = self.open(plan, async |transaction| {
+            let admitted = self.admit_all(transaction, &ordered, token_use, write_use, None);
+            admitted.await
+        });
+        let (transaction, ()) = opened.await?;
         Ok(FencedTx::new(transaction, claims, permits))
     }
 
@@ -201,7 +201,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         write_use: TokenUse,
         mut first: Option<Admission>,
-    ) -> Result<Result<(), StaleToken>, Halt> {
+    ) -> Result<(), Halt> {
         for &claim in ordered {
             let admission = match first.take() {
                 Some(admission) => admission,
@@ -222,13 +222,13 @@ impl<DB: FenceDatabase> Fence<DB> {
                     if same.count() == 1 {
                         self.stale.insert(&claim.resource, stale);
                     }
-                    return Ok(Err(stale.refuse(claim, write_use)));
+                    return Err(Halt::Stale(stale.refuse(claim, write_use)));
                 }
                 Admission::Behind => return Err(Halt::Behind),
                 Admission::TooEarly => return Err(Halt::TooEarly),
             }
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Refuses tokens that are stale according to the cache of this process, without a query, and
@@ -237,14 +237,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         &self,
         claims: &Claims,
         token_use: TokenUse,
-    ) -> Result<(), StaleToken> {
+    ) -> Result<(), AdmitError> {
         let known = claims
             .iter()
             .try_for_each(|claim| self.stale.check(claim, token_use));
         if known.is_err() {
             metrics::count("tower_fence_refused_from_memory_total");
         }
-        known
+        Ok(known?)
     }
 
     /// Waits for the other writes of this process to the same resources, without a connection. The
@@ -252,17 +252,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub(super) async fn wait_in_queues(
         &self,
         ordered: &[&Claim],
-    ) -> Result<Vec<Permit>, AdmitError> {
-        let until = after(self.limits.lock_timeout);
-        Ok(self.wait_in_queues_until(ordered, until).await?)
-    }
-
-    /// Waits like [`wait_in_queues`](Self::wait_in_queues), until this time at the latest.
-    pub(super) async fn wait_in_queues_until(
-        &self,
-        ordered: &[&Claim],
-        until: Instant,
+        within: Duration,
     ) -> Result<Vec<Permit>, Failure> {
+        let until = after(within);
         let mut permits = Vec::with_capacity(ordered.len());
         for same in ordered.chunk_by(|a, b| a.resource == b.resource) {
             let key = QueueKey::Resource(same[0].resource.clone());

@@ -11,8 +11,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
 use super::transact::{Halt, Plan};
 use crate::{
     fence::{
@@ -79,13 +77,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         // If the queue of a resource is occupied, look for the record first, because a replay does
         // not have to wait in the queue.
         let ordered = claims.in_lock_order();
-        let mut permits = match self.wait_in_queues_until(&ordered, Instant::now()).await {
+        let mut permits = match self.wait_in_queues(&ordered, Duration::ZERO).await {
             Ok(permits) => permits,
             Err(_) => {
                 if let Ok(Some(found)) = self.find_once(&request).await {
                     return Ok(found);
                 }
-                self.wait_in_queues(&ordered).await?
+                self.wait_in_queues(&ordered, self.limits.lock_timeout)
+                    .await?
             }
         };
         permits.push(permit);
@@ -112,20 +111,18 @@ impl<DB: FenceDatabase> Fence<DB> {
                     let first = Some(admission);
                     let admitted =
                         self.admit_all(transaction, &ordered, token_use, token_use, first);
-                    Ok(Ok(admitted.await?))
+                    admitted.await?;
+                    Ok(None)
                 }
-                Reservation::Found(found) => Ok(Err(found)),
+                Reservation::Found(found) => Ok(Some(found)),
                 Reservation::TooEarly => Err(Halt::TooEarly),
             }
         });
         match opened.await {
-            Ok((transaction, Ok(admitted))) => {
-                admitted?;
-                Ok(Once::First(FencedTx::new(transaction, claims, permits)))
-            }
-            Ok((_, Err(Some(record)))) => Ok(Once::found(record, &request)),
+            Ok((transaction, None)) => Ok(Once::First(FencedTx::new(transaction, claims, permits))),
+            Ok((_, Some(Some(record)))) => Ok(Once::found(record, &request)),
             // The record expired between two statements of the reservation.
-            Ok((_, Err(None))) => Ok(Once::InFlight),
+            Ok((_, Some(None))) => Ok(Once::InFlight),
             Err(AdmitError::Busy(cause))
                 if Fault::of(&cause) == Fault::Contention && waits_for_key(&cause) =>
             {

@@ -1,7 +1,7 @@
 //! Operations of the fence for lease issuers: epochs, which survive a loss of the lease store, and
 //! the announcement of each grant.
 
-use tokio::time::Instant;
+use std::time::Duration;
 
 use super::transact::{Halt, Plan};
 use crate::{
@@ -119,7 +119,7 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
             }
             let announce = async |limits| self.announce_once(limits, &one, lease, renews).await;
             let ordered = one.in_lock_order();
-            let _permits = match self.wait_in_queues_until(&ordered, Instant::now()).await {
+            let _permits = match self.wait_in_queues(&ordered, Duration::ZERO).await {
                 Ok(permits) => permits,
                 Err(_) => {
                     if renews && DB::HAS_SERVER {
@@ -132,8 +132,8 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                             announced => return announced.map_err(announce_error)?,
                         }
                     }
-                    let waited = self.wait_in_queues(&ordered).await;
-                    waited.map_err(announce_error)?
+                    let waited = self.wait_in_queues(&ordered, self.limits.lock_timeout);
+                    waited.await.map_err(announce_error)?
                 }
             };
             announce(self.limits).await.map_err(announce_error)?

@@ -36,7 +36,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
         let one = Claims::one(resource.clone(), token);
         self.refuse_stale(&one, TokenUse::Reusable)?;
-        let _permits = self.wait_in_queues(&one.in_lock_order()).await?;
+        let (ordered, within) = (one.in_lock_order(), self.limits.lock_timeout);
+        let _permits = self.wait_in_queues(&ordered, within).await?;
         match self.raise_claims(None, &one).await? {
             Some(stale) => Err(stale.into()),
             None => Ok(()),

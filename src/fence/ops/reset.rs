@@ -72,7 +72,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     async fn reset_and_log(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
         let (name, before) = (resource.as_str(), self.inspect(resource).await?);
         let one = Claims::one(resource.clone(), token);
-        let _permits = self.wait_in_queues(&one.in_lock_order()).await?;
+        let ordered = one.in_lock_order();
+        let waited = self.wait_in_queues(&ordered, self.limits.lock_timeout);
+        let _permits = waited.await.map_err(AdmitError::from)?;
         let limits = self.limits_on_workers().await?;
         let reset = self.in_transaction(limits, async |on| DB::reset(on, one.first()).await);
         let granted = reset.await.inspect_err(|error| {

@@ -21,7 +21,7 @@ use crate::{
     fence::{
         Fence,
         claims::Claims,
-        error::AdmitError,
+        error::{AdmitError, StaleToken},
         fault::{Failure, Fault},
         local::QueueKey,
         settings::Limits,
@@ -75,6 +75,8 @@ pub(super) enum Halt {
     TooEarly,
     /// A resource was last used on another timeline of the database.
     Behind,
+    /// A token is stale.
+    Stale(StaleToken),
     /// A statement failed.
     Failed(Failure),
 }
@@ -115,6 +117,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     transaction.held_since = Instant::now();
                     return Ok((transaction, outcome));
                 }
+                Err(Halt::Stale(stale)) => return Err(stale.into()),
                 Err(Halt::TooEarly) => {
                     let mut limits = transaction.limits();
                     // An idempotency key has its own timeout.

@@ -139,10 +139,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         mut statement: Statement<DB>,
     ) -> Result<Written<DB>, WriteError> {
-        self.refuse_stale(&claims, token_use)
-            .map_err(AdmitError::from)?;
-        let permits = self.wait_in_queues(&claims.in_lock_order()).await?;
+        self.refuse_stale(&claims, token_use)?;
         let mut limits = self.limits;
+        let ordered = claims.in_lock_order();
+        let waited = self.wait_in_queues(&ordered, limits.lock_timeout).await;
+        let permits = waited.map_err(AdmitError::from)?;
         if let [claim] = &claims[..]
             && self.can_write_single().await?
         {
@@ -179,9 +180,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let opened = self.open(plan, async move |transaction| {
             let mut statement = statement;
             let admitted = self.admit_all(transaction, ordered, token_use, token_use, None);
-            if let Err(stale) = admitted.await? {
-                return Ok(Err(AdmitError::from(stale).into()));
-            }
+            admitted.await?;
             let written =
                 transaction.write(async |on| DB::write_admitted(on.conn, &mut statement).await);
             match written.await {
@@ -200,7 +199,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// own in this way. It is also impossible with a pooler, which may prepare the statement on one
     /// server connection and execute it on another.
     async fn can_write_single(&self) -> Result<bool, AdmitError> {
-        Ok(DB::HAS_SINGLE
+        Ok(DB::HAS_SERVER
             && !self.limits.transaction_pooling
             && !self.checked_names().await?.has_workers())
     }

@@ -9,11 +9,9 @@ use crate::fence::error::WriteError;
 /// Writes of the application that consist of one statement.
 #[trait_variant::make(Send)]
 pub(crate) trait SingleStatements: Database<Arguments: Clone> {
-    /// Whether the database can combine a write and its admission into one statement.
-    const HAS_SINGLE: bool = false;
-
     /// Admits a token and runs the given statement, both in one statement that commits by itself.
-    /// If no row is returned, nothing was changed, whatever the reason is.
+    /// If no row is returned, nothing was changed, whatever the reason is. Only a database with a
+    /// server can combine the two statements.
     fn write_single(
         _: On<'_, Self>,
         _: Admit<'_>,

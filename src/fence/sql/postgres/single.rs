@@ -13,8 +13,6 @@ const NOTHING: &str =
     "tower-fence: the single statement was rolled back and runs again in a transaction";
 
 impl SingleStatements for Postgres {
-    const HAS_SINGLE: bool = true;
-
     async fn write_single(
         On { conn, names }: On<'_, Self>,
         admit: Admit<'_>,
