@@ -24,13 +24,10 @@ use crate::{
 /// Write that a handler behind a [deferred](super::FenceLayer::deferred) layer has yet to begin.
 ///
 /// The handler can write once: with [`begin`](Self::begin) in a transaction, or with
-/// [`write`](Self::write) as a single statement. Both consume the value. If a handler returns a
-/// success without using its `PendingWrite`, the layer responds with 500 instead. If the request
-/// has an idempotency key, the layer itself admits the token before the handler runs. In this case,
-/// the layer commits such a success.
-///
-/// The guide contains examples of [`begin`](crate::guide::ways_to_write#deferred-writes) and of
-/// [`write`](crate::guide::ways_to_write#a-single-statement).
+/// [`write`](Self::write) as a single statement ([examples](crate::guide::ways_to_write)). If a
+/// handler returns a success without using its `PendingWrite`, the layer responds with 500 instead.
+/// If the request has an idempotency key, the layer itself admits the token before the handler
+/// runs, and commits such a success.
 #[derive_where(Clone)]
 pub struct PendingWrite<DB: FenceDatabase> {
     fence: Fence<DB>,

@@ -11,10 +11,8 @@
 //! 3. The layer refuses every token without a valid signature, with 403 `forged-token`, before it
 //!    queries the database.
 //!
-//! A signature proves *which issuer granted which token*, not which client sends it. A client that
-//! has seen a signed token can send it until the token is stale. The
-//! [guide](crate::guide::signed_tokens) shows how a client covers the `Fencing-Token` field with a
-//! message signature (RFC 9421).
+//! A signature proves *which issuer granted which token*, [not which client sends
+//! it](crate::guide::signed_tokens#the-sender-of-a-token).
 //!
 //! | tokens are signed or verified by | with |
 //! |---|---|

@@ -79,8 +79,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Errors
     ///
     /// Returns the errors of [`begin`](Self::begin). If one token is stale, none is admitted, and
-    /// [`StaleToken`] contains the resource of the stale token. Returns [`AdmitError::NoResource`]
-    /// if `tokens` is empty.
+    /// [`StaleToken`](crate::StaleToken) contains the resource of the stale token. Returns
+    /// [`AdmitError::NoResource`] if `tokens` is empty.
     ///
     /// # Cancel safety
     ///
@@ -163,7 +163,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// A fenced read (`is_read`) is a reusable write that writes nothing. Its COMMIT waits for the
     /// WAL flush, so that no older token is admitted after a crash. `write_use` is the use of tokens
-    /// by writes, on which [`StaleToken::used`] depends.
+    /// by writes, on which `StaleToken::used` depends.
     pub(crate) async fn begin_admitted(
         &self,
         claims: Claims,

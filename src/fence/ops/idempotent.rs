@@ -147,8 +147,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// An expired key counts as new whether or not its record still exists, so the removal only
     /// limits the size of the table. Call this method regularly, for example every hour, from one
     /// process or from all. It removes a thousand records at a time, each batch in its own
-    /// transaction. On Postgres it skips records that are in use, so no write waits long for the
-    /// removal.
+    /// transaction, and on Postgres it skips records that are in use.
     ///
     /// # Errors
     ///

@@ -46,10 +46,9 @@ pub(crate) trait Tables: Database {
     /// token of the claim, nothing was changed.
     async fn reset(on: On<'_, Self>, claim: &Claim) -> sqlx::Result<i64>;
 
-    /// Moves a resource to the current timeline of the database. If the database was promoted or
-    /// restored since the last use of the resource, makes all tokens stale that were granted before
-    /// the promotion or the restore, even if the database has lost the record of their grants.
-    /// Returns whether the resource was on another timeline.
+    /// Moves a resource to the current timeline of the database, and returns whether it was on
+    /// another timeline. Its earlier tokens are then stale, even if the database has lost the record
+    /// of their grants.
     fn catch_up(_: On<'_, Self>, _: &Resource) -> impl Future<Output = sqlx::Result<bool>> {
         async { Ok(false) }
     }
