@@ -162,8 +162,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// not refuse them.
     ///
     /// A fenced read (`is_read`) is a reusable write that writes nothing. Its COMMIT waits for the
-    /// WAL flush, so that no older token is admitted after a crash. `write_use` is the use of tokens
-    /// by writes, on which `StaleToken::used` depends.
+    /// WAL flush, so that no older token is admitted after a crash. `write_use` is the use of
+    /// tokens by writes, on which `StaleToken::used` depends.
     pub(crate) async fn begin_admitted(
         &self,
         claims: Claims,

@@ -31,7 +31,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// fence](crate::guide::citus#not-available-on-a-distributed-fence) keeps the rows of
     /// resources.
     ///
-    /// A failure is logged and counted ([`metrics`]), and the removal is retried after the interval.
+    /// A failure is logged and counted ([`metrics`]), and the removal is retried after the
+    /// interval.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {

@@ -19,9 +19,9 @@ pub(crate) trait Setup: Database {
     fn prefix(schema: Option<&str>) -> String;
 
     /// Checks that the fence can be used; see [`Fence::check`](crate::Fence::check). Records the
-    /// [topology](super::Topology) of the fence if the check passes. Returns false if the tables are
-    /// missing or have another version. Returns [`sqlx::Error::Configuration`] with the required
-    /// change if the database must be set up differently.
+    /// [topology](super::Topology) of the fence if the check passes. Returns false if the tables
+    /// are missing or have another version. Returns [`sqlx::Error::Configuration`] with the
+    /// required change if the database must be set up differently.
     async fn check(on: On<'_, Self>) -> sqlx::Result<bool>;
 
     /// Creates the fence's tables and functions, or updates them. The connection must not be used

@@ -41,14 +41,14 @@ pub(crate) trait Tables: Database {
         async { Ok(false) }
     }
 
-    /// Sets `max_token` to the token of the claim, unless the database has recorded grants of higher
-    /// tokens. Returns the highest granted token that the database has recorded. If it is above the
-    /// token of the claim, nothing was changed.
+    /// Sets `max_token` to the token of the claim, unless the database has recorded grants of
+    /// higher tokens. Returns the highest granted token that the database has recorded. If it is
+    /// above the token of the claim, nothing was changed.
     async fn reset(on: On<'_, Self>, claim: &Claim) -> sqlx::Result<i64>;
 
     /// Moves a resource to the current timeline of the database, and returns whether it was on
-    /// another timeline. Its earlier tokens are then stale, even if the database has lost the record
-    /// of their grants.
+    /// another timeline. Its earlier tokens are then stale, even if the database has lost the
+    /// record of their grants.
     fn catch_up(_: On<'_, Self>, _: &Resource) -> impl Future<Output = sqlx::Result<bool>> {
         async { Ok(false) }
     }
