@@ -238,11 +238,10 @@ impl<'a> Acquiring<'a> {
         // The key is attached to the etcd lease.
         self.unused = None;
         counter.note_write(&mut self.seen);
-        let confirmed = etcd.confirm(now, &self.id, etcd_lease, &self.seen);
+        let confirmed = etcd.confirm(resource, now, &self.id, (etcd_lease, lasts), &self.seen);
         match confirmed.await? {
-            Some(confirmed) => {
+            Some(reply) => {
                 etcd.memory.attempts.take(&self.ask.ticket);
-                let reply = etcd.reply_held(resource, &confirmed, lasts);
                 Ok(Next::Reply(reply))
             }
             None => self.judge_invalid().await,

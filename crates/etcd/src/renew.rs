@@ -57,10 +57,12 @@ impl Etcd {
             return Ok(None);
         };
         let left = self.keep_alive(known.etcd_lease).await?;
+        if left == 0 {
+            return Ok(None);
+        }
         let view = self.view(resource, Reads::default()).await?;
-        let confirmed = self.confirm(view, &id, known.etcd_lease, seen).await?;
-        let confirmed = confirmed.filter(|_| left > 0);
-        Ok(confirmed.map(|confirmed| self.reply_held(resource, &confirmed, left)))
+        let etcd_lease = (known.etcd_lease, left);
+        Ok(self.confirm(resource, view, &id, etcd_lease, seen).await?)
     }
 
     /// Reads a lease and renews it. Returns `None` if the lease has changed in the meantime.
@@ -113,9 +115,8 @@ impl Etcd {
             if revision != Some(held.revision) {
                 return Ok(None);
             }
-            let confirmed = self.confirm(after, &id, etcd_lease, seen).await?;
-            let reply = confirmed.map(|confirmed| self.reply_held(resource, &confirmed, lasts));
-            return Ok(Some(reply.unwrap_or(Reply::Lost)));
+            let confirmed = self.confirm(resource, after, &id, (etcd_lease, lasts), seen);
+            return Ok(Some(confirmed.await?.unwrap_or(Reply::Lost)));
         }
         let replacement = Replacement {
             held: &held,

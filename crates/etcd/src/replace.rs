@@ -41,13 +41,6 @@ pub(crate) enum Replaced {
     Invalid,
 }
 
-/// Lease whose token is valid, with its counter and the revision in which both were read.
-pub(crate) struct Confirmed {
-    lease: FoundLease,
-    counter: Counter,
-    revision: i64,
-}
-
 impl Etcd {
     /// Replaces the key of a held lease. The transaction may be executed twice, because it compares
     /// the revision of the key, which changes with each write.
@@ -102,22 +95,21 @@ impl Etcd {
             // it on a release and report success, although the lease is still held.
             self.revoke_if_there(held.etcd_lease).await?;
         }
-        let confirmed = self.confirm(after, &stored.id, etcd_lease, seen).await?;
-        Ok(match confirmed {
-            Some(confirmed) => Replaced::Reply(self.reply_held(resource, &confirmed, lasts)),
-            None => Replaced::Invalid,
-        })
+        let confirmed = self.confirm(resource, after, &stored.id, (etcd_lease, lasts), seen);
+        Ok(confirmed.await?.map_or(Replaced::Invalid, Replaced::Reply))
     }
 
     /// Checks that a lease is held, under this id, with this etcd lease, and in the current
-    /// incarnation of etcd.
+    /// incarnation of etcd. The etcd lease lasts for `lasts` seconds. If the lease is held, records
+    /// it, and returns the reply.
     pub(crate) async fn confirm(
         &self,
+        resource: &Resource,
         mut view: View,
         id: &str,
-        etcd_lease: i64,
+        (etcd_lease, lasts): (i64, u64),
         seen: &Seen<'_>,
-    ) -> Result<Option<Confirmed>, EtcdError> {
+    ) -> Result<Option<Reply>, EtcdError> {
         let lease = view.lease_of(id).cloned();
         let Some(lease) = lease.filter(|lease| lease.etcd_lease == etcd_lease) else {
             return Ok(None);
@@ -125,30 +117,14 @@ impl Etcd {
         let header = view.counter.header;
         view.counter.log = self.log_after(&header).await?;
         let counter = view.counter.valid(seen);
-        let counter = counter.filter(|counter| counter.granted(&lease));
-        Ok(counter.map(|counter| Confirmed {
-            lease,
-            counter,
-            revision: header.revision,
-        }))
-    }
-
-    /// Records a held lease whose etcd lease lasts for `lasts` seconds, and returns the reply.
-    pub(crate) fn reply_held(
-        &self,
-        resource: &Resource,
-        confirmed: &Confirmed,
-        lasts: u64,
-    ) -> Reply {
-        let Confirmed {
-            lease,
-            counter,
-            revision,
-        } = confirmed;
+        let Some(counter) = counter.filter(|counter| counter.granted(&lease)) else {
+            return Ok(None);
+        };
         let left = lasts.saturating_sub(lease.stored.delay);
         let memory = &self.memory;
-        memory.note_lease(resource, &lease.stored, lease.etcd_lease, left);
+        memory.note_lease(resource, &lease.stored, etcd_lease, left);
         let granted = Granted::new(lease.token, Duration::from_secs(left));
-        Reply::Granted(granted.counted(counter.epoch, counter.counted(*revision)))
+        let granted = granted.counted(counter.epoch, counter.counted(header.revision));
+        Ok(Some(Reply::Granted(granted)))
     }
 }
