@@ -14,6 +14,7 @@ use crate::{
     counter::{Counter, CounterState, CounterView, StoredCounter, mark, read_mark},
     error::EtcdError,
     etcd::Etcd,
+    gateway::To,
     incarnation::{Log, StoredIncarnation},
     messages::{Header, StatusAnswer, created_at, get_range, has_value, put, written_at},
     stored::value,
@@ -98,7 +99,7 @@ impl Etcd {
             begun: false,
         };
         writes.push(put(&counter_key, &value(&blank), 0));
-        let answer = self.txn(&compare, &writes, &[]).await?;
+        let answer = self.txn(To::Any, &compare, &writes, &[]).await?;
         if !answer.succeeded || answer.header.cluster_id != incarnation.cluster {
             return Ok(Reply::Again);
         }
@@ -113,7 +114,7 @@ impl Etcd {
     /// write the incarnation of etcd.
     async fn other_source(&self, ours: &SourceId) -> Result<Option<String>, EtcdError> {
         let reads = [get_range(&self.keys.counters())];
-        let answer = self.txn(&[], &reads, &[]).await?;
+        let answer = self.read(&reads).await?;
         let kvs = answer.reads().flat_map(|read| read.kvs);
         let counters = kvs.filter_map(|kv| serde_json::from_slice(&kv.value.0).ok());
         let sources: Vec<String> = counters
@@ -165,7 +166,7 @@ impl Etcd {
             ..stored
         };
         let write = put(&key, &value(&begun), 0);
-        Ok(self.txn(&compare, &[write], &[]).await?.succeeded)
+        Ok(self.txn(To::Any, &compare, &[write], &[]).await?.succeeded)
     }
 
     /// Reads the length of the log from the member that gave the response. Returns an empty [`Log`]
@@ -198,6 +199,6 @@ impl Etcd {
 
     async fn status(&self, at: usize) -> Result<StatusAnswer, EtcdError> {
         let status = "/v3/maintenance/status";
-        self.gateway.call_from(at, status, &json!({})).await
+        self.gateway.call(To::AnyFrom(at), status, &json!({})).await
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     error::EtcdError,
-    gateway::Gateway,
+    gateway::{Gateway, To},
     keys::Keys,
     memory::Memory,
     messages::{TxnAnswer, get},
@@ -29,30 +29,24 @@ impl Etcd {
     /// Checks that etcd responds, and that the user may read the keys.
     pub(crate) async fn check(&self) -> Result<(), EtcdError> {
         let read = get(&self.keys.incarnation());
-        self.txn(&[], &[read], &[]).await.map(drop)
+        self.read(&[read]).await.map(drop)
     }
 
-    /// Executes a transaction: `success` if all comparisons hold, and otherwise `failure`. The
-    /// transaction may be executed twice.
+    /// Executes a transaction: `success` if all comparisons hold, and otherwise `failure`.
     pub(crate) async fn txn(
         &self,
+        to: To,
         compare: &[Value],
         success: &[Value],
         failure: &[Value],
     ) -> Result<TxnAnswer, EtcdError> {
         let body = json!({ "compare": compare, "success": success, "failure": failure });
-        self.checked(self.gateway.call("/v3/kv/txn", &body).await?)
+        self.checked(self.gateway.call(to, "/v3/kv/txn", &body).await?)
     }
 
-    /// Like [`txn`](Self::txn), but sends the transaction only once.
-    pub(crate) async fn txn_once(
-        &self,
-        compare: &[Value],
-        success: &[Value],
-        failure: &[Value],
-    ) -> Result<TxnAnswer, EtcdError> {
-        let body = json!({ "compare": compare, "success": success, "failure": failure });
-        self.checked(self.gateway.call_once("/v3/kv/txn", &body).await?)
+    /// Reads in one transaction.
+    pub(crate) async fn read(&self, reads: &[Value]) -> Result<TxnAnswer, EtcdError> {
+        self.txn(To::Any, &[], reads, &[]).await
     }
 
     /// Refuses a response without a cluster id, which does not come from etcd.

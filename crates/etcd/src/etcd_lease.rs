@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::{
     error::EtcdError,
     etcd::Etcd,
+    gateway::To,
     messages::{KeyValue, LeaseAnswer, Streamed},
     stored::FoundLease,
 };
@@ -23,7 +24,9 @@ impl Etcd {
     /// requested if etcd has a higher minimum.
     pub(crate) async fn make_lease(&self, id: i64, seconds: u64) -> Result<u64, EtcdError> {
         let body = json!({ "ID": id.to_string(), "TTL": seconds.to_string() });
-        let made = self.gateway.call::<LeaseAnswer>("/v3/lease/grant", &body);
+        let made = self
+            .gateway
+            .call::<LeaseAnswer>(To::Any, "/v3/lease/grant", &body);
         match made.await {
             Ok(made) => Ok(made.ttl.unsigned_abs().max(seconds)),
             // The id is random, so an earlier attempt of this call has created the etcd lease, and
@@ -36,7 +39,10 @@ impl Etcd {
     /// Revokes an etcd lease, which deletes its key.
     pub(crate) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
         let body = json!({ "ID": id.to_string() });
-        let revoked = self.gateway.call("/v3/lease/revoke", &body).await?;
+        let revoked = self
+            .gateway
+            .call(To::Any, "/v3/lease/revoke", &body)
+            .await?;
         // The response has only a header.
         self.checked(revoked).map(drop)
     }
@@ -58,14 +64,20 @@ impl Etcd {
     /// Renews an etcd lease. Returns its remaining time in seconds, or 0 if it has ended.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<u64, EtcdError> {
         let body = json!({ "ID": id.to_string() });
-        let kept: Streamed<LeaseAnswer> = self.gateway.call("/v3/lease/keepalive", &body).await?;
+        let kept: Streamed<LeaseAnswer> = self
+            .gateway
+            .call(To::Any, "/v3/lease/keepalive", &body)
+            .await?;
         Ok(u64::try_from(kept.result.ttl).unwrap_or(0))
     }
 
     /// Returns the remaining time of an etcd lease in seconds, or `None` if it has ended.
     pub(crate) async fn left(&self, id: i64) -> Result<Option<u64>, EtcdError> {
         let body = json!({ "ID": id.to_string() });
-        let left: LeaseAnswer = self.gateway.call("/v3/lease/timetolive", &body).await?;
+        let left: LeaseAnswer = self
+            .gateway
+            .call(To::Any, "/v3/lease/timetolive", &body)
+            .await?;
         Ok(u64::try_from(left.ttl).ok())
     }
 

@@ -62,6 +62,20 @@ pub(crate) struct Credentials {
     pub(crate) password: Zeroizing<String>,
 }
 
+/// Endpoints to which a call is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum To {
+    /// One endpoint after the other, beginning at the current one, until one of them responds. The
+    /// call may be executed twice.
+    Any,
+    /// Like [`Any`](Self::Any), but beginning at the endpoint with this number, modulo the number of
+    /// endpoints.
+    AnyFrom(usize),
+    /// Only the current endpoint. If the outcome is unknown, the next call goes to the next
+    /// endpoint.
+    Current,
+}
+
 /// Outcome of the last authentication.
 #[derive(Default)]
 struct Session {
@@ -88,77 +102,43 @@ impl Gateway {
         }
     }
 
-    /// Calls a method. The call may be executed twice.
-    pub(crate) async fn call<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &Value,
-    ) -> Result<T, EtcdError> {
-        self.answer(path, body, true, None).await
-    }
-
-    /// Calls a method, beginning at the endpoint with this number, modulo the number of endpoints.
-    pub(crate) async fn call_from<T: DeserializeOwned>(
-        &self,
-        at: usize,
-        path: &str,
-        body: &Value,
-    ) -> Result<T, EtcdError> {
-        self.answer(path, body, true, Some(at)).await
-    }
-
     /// Returns the number of the endpoint to which the next call goes.
     pub(crate) fn current(&self) -> usize {
         self.current.load(Relaxed)
     }
 
-    /// Calls a method at one endpoint. If the outcome is unknown, the next call goes to the next
-    /// endpoint.
-    pub(crate) async fn call_once<T: DeserializeOwned>(
+    /// Calls a method, and parses the response.
+    pub(crate) async fn call<T: DeserializeOwned>(
         &self,
+        to: To,
         path: &str,
         body: &Value,
-    ) -> Result<T, EtcdError> {
-        self.answer(path, body, false, None).await
-    }
-
-    /// Sends a request like [`attempts`](Self::attempts), and parses the response.
-    async fn answer<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &Value,
-        repeats: bool,
-        from: Option<usize>,
     ) -> Result<T, EtcdError> {
         let take = async |response| {
             let answer = read(response).await?;
             // The response of a stream, such as that of KeepAlive, has one line for each message.
             serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
         };
-        self.attempts(path, &body.to_string(), repeats, from, take)
-            .await
+        self.attempts(to, path, &body.to_string(), take).await
     }
 
     /// Opens a stream. Each request and each message is one line.
     pub(crate) async fn open(&self, path: &str, requests: &[Value]) -> Result<Stream, EtcdError> {
         let lines = requests.iter().map(|request| format!("{request}\n"));
         let body: String = lines.collect();
-        let opened = self.attempts(path, &body, true, None, async |response| Ok(response));
+        let opened = self.attempts(To::Any, path, &body, async |response| Ok(response));
         Ok(Stream {
             response: opened.await?,
             read: vec![],
         })
     }
 
-    /// Sends a request to one endpoint after the other until one of them responds. Begins at the
-    /// endpoint `from`, or at the current one. If `repeats` is false, sends the request to only one
-    /// endpoint.
+    /// Sends a request to these endpoints.
     async fn attempts<T>(
         &self,
+        mut to: To,
         path: &str,
         body: &str,
-        repeats: bool,
-        mut from: Option<usize>,
         take: impl AsyncFn(Response) -> Result<T, Failure>,
     ) -> Result<T, EtcdError> {
         let deadline = Instant::now() + self.timeout;
@@ -171,7 +151,10 @@ impl Gateway {
         // The number of endpoints without a gateway that were tried one after the other.
         let mut without_gateway = 0;
         loop {
-            let at = from.unwrap_or_else(|| self.current()) % count;
+            let at = match to {
+                To::AnyFrom(at) => at % count,
+                To::Any | To::Current => self.current() % count,
+            };
             let endpoint = &self.endpoints[at];
             let mut token = None;
             let attempt = async {
@@ -203,7 +186,7 @@ impl Gateway {
                 let failure = Failure::NoGateway;
                 return Err(EtcdError::new(endpoint, failure, may_have_run));
             }
-            may_have_run |= !repeats && failure.may_pass();
+            may_have_run |= to == To::Current && failure.may_pass();
             let (named, failure) = match failure {
                 // The deadline may have cut this attempt short.
                 Failure::Silent => known.take().unwrap_or((endpoint, failure)),
@@ -214,13 +197,13 @@ impl Gateway {
                 return Err(error(failure));
             }
             let next = (at + 1) % count;
-            if from.is_some() {
-                from = Some(next);
+            if let To::AnyFrom(at) = &mut to {
+                *at = next;
             } else {
                 // Another call may have found a better endpoint in the meantime.
                 let _ = self.current.compare_exchange(at, next, Relaxed, Relaxed);
             }
-            if !repeats {
+            if to == To::Current {
                 return Err(error(failure));
             }
             asked += 1;

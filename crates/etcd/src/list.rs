@@ -87,7 +87,7 @@ impl Etcd {
             get(&self.keys.incarnation()),
             get_range(&self.keys.counters()),
         ];
-        let answer = self.txn(&[], &reads, &[]).await?;
+        let answer = self.read(&reads).await?;
         let header = answer.header;
         let log = self.log_after(&header).await?;
         let mut reads = answer.reads();
@@ -146,7 +146,7 @@ impl Etcd {
         for some in leases.chunks(COUNTED) {
             let queues = some.iter().map(|(resource, ..)| self.keys.queue(resource));
             let reads: Vec<_> = queues.map(|queue| count(&queue)).collect();
-            let answer = self.txn(&[], &reads, &[]).await?;
+            let answer = self.read(&reads).await?;
             waiting.extend(answer.reads().map(|queue| queue.count));
         }
         waiting.resize(leases.len(), 0);
@@ -158,11 +158,9 @@ impl Etcd {
 fn held(lease: &FoundLease, left: u64, waiting: u64) -> Option<Held> {
     let left = left.checked_sub(lease.stored.delay)?;
     let held = Held::new(lease.token, Duration::from_secs(left));
-    let held = held.owner(lease.owner()).waiters(waiting);
-    Some(match lease.granted_at() {
-        Some(time) => held.granted_at(time),
-        None => held,
-    })
+    let mut held = held.owner(lease.owner()).waiters(waiting);
+    held.granted_at = lease.granted_at();
+    Some(held)
 }
 
 pub(crate) fn read_cursor(cursor: &str) -> Option<Vec<u8>> {

@@ -15,6 +15,7 @@ use crate::{
     acquire::{Acquiring, Next},
     error::EtcdError,
     etcd::Etcd,
+    gateway::To,
     messages::{delete, put, written_at},
     stored::{FoundPosition, StoredPosition, owner_of, value},
 };
@@ -97,7 +98,7 @@ impl Etcd {
         }
         let key = self.keys.position(resource, id);
         let compare = [written_at(&key, position.revision)];
-        self.txn(&compare, &[delete(&key)], &[]).await?;
+        self.txn(To::Any, &compare, &[delete(&key)], &[]).await?;
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use crate::{
     counter::CounterView,
     error::EtcdError,
     etcd::Etcd,
+    gateway::To,
     incarnation::Log,
     messages::{KeyValue, TxnAnswer, count, get, get_first},
     stored::{FoundLease, FoundPosition, StoredLease},
@@ -80,7 +81,9 @@ impl Etcd {
     ) -> Result<View, EtcdError> {
         let reads = self.operations(resource, reads);
         let writes = [writes, reads.clone()].concat();
-        Ok(Self::parse(self.txn(compare, &writes, &reads).await?))
+        Ok(Self::parse(
+            self.txn(To::Any, compare, &writes, &reads).await?,
+        ))
     }
 
     /// Like [`write`](Self::write), but sends the transaction only once, and returns an error if
@@ -96,7 +99,7 @@ impl Etcd {
     ) -> Result<(bool, View), EtcdError> {
         let writes = [writes, self.operations(resource, Reads::default())].concat();
         let reads = self.operations(resource, reads);
-        let answer = self.txn_once(compare, &writes, &reads).await?;
+        let answer = self.txn(To::Current, compare, &writes, &reads).await?;
         Ok((answer.succeeded, Self::parse(answer)))
     }
 

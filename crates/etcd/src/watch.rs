@@ -168,9 +168,7 @@ impl Etcd {
         turns: &Turns,
     ) -> Result<(), EtcdError> {
         let (lease, positions) = (self.keys.lease(resource), self.keys.queue(resource));
-        let answer = self
-            .txn(&[], &[get(&lease), get_range(&positions)], &[])
-            .await?;
+        let answer = self.read(&[get(&lease), get_range(&positions)]).await?;
         let next = answer.header.revision.saturating_add(1).to_string();
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default().kvs;
