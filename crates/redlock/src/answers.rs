@@ -9,7 +9,7 @@ use super::answer::{Answer, Counter, Taken};
 /// Replies of the nodes to one call.
 pub(crate) struct Answers {
     /// The number of nodes of the quorum.
-    nodes: usize,
+    pub(crate) nodes: usize,
     /// The number of nodes that were asked.
     pub(crate) asked: usize,
     /// The replies, each with the index of its node.
@@ -25,11 +25,6 @@ impl Answers {
             given: vec![],
             errors: vec![],
         }
-    }
-
-    /// Returns the number of nodes of the quorum.
-    pub(crate) const fn nodes(&self) -> usize {
-        self.nodes
     }
 
     /// Returns the smallest number of nodes that is more than half of all nodes.

@@ -129,7 +129,7 @@ impl Backend for QuorumBackend {
     }
 
     fn key_prefix(&self) -> &str {
-        self.nodes.scripts().key_prefix()
+        &self.nodes.scripts.key_prefix
     }
 }
 

@@ -9,15 +9,30 @@ use super::{answer::Answer, answers::Answers, scripts::Choice};
 pub(crate) enum Wish {
     /// A grant, with the epoch and the number that the attempt has proposed.
     Grant(Option<(i64, i64)>),
-    /// A new token for a held lease, with the lowest token that the renewal accepts.
-    Another(Option<Token>),
+    /// A new token for a held lease.
+    Another {
+        /// The token that the new one replaces.
+        replaced: Token,
+        /// The lowest token that the renewal accepts.
+        at_least: Option<Token>,
+    },
+}
+
+impl Wish {
+    /// Returns the token that the new one replaces.
+    pub(crate) const fn replaced(self) -> Option<Token> {
+        match self {
+            Self::Grant(_) => None,
+            Self::Another { replaced, .. } => Some(replaced),
+        }
+    }
 }
 
 /// Next action of a step after the first round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Grant this token, which a majority has.
-    Granted { token: Token, counted: (i64, i64) },
+    Granted(Choice),
     /// Seal this token in a second round trip.
     Seals(Choice),
     /// Request a new epoch above this number.
@@ -48,7 +63,7 @@ pub(crate) fn choose(answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
         && let counted = (token.get() / Epoch::SIZE, token.get() % Epoch::SIZE)
         && counted > seen
     {
-        return Next::Granted { token, counted };
+        return Next::Granted(Choice { token, counted });
     }
     let counters = || taken.iter().map(|(_, taken)| taken.counter);
     let highest = counters().map(|counter| counter.counted()).max();
@@ -66,11 +81,11 @@ pub(crate) fn choose(answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
         && token.get() / Epoch::SIZE >= highest.0
     {
         // The request is repeated. This token was granted to it before, in the current epoch.
-        return Next::Granted { token, counted };
+        return Next::Granted(Choice { token, counted });
     }
     let (proposal, at_least) = match wish {
         Wish::Grant(proposal) => (proposal, None),
-        Wish::Another(at_least) => (None, at_least),
+        Wish::Another { at_least, .. } => (None, at_least),
     };
     let (epoch, n) = highest.max(proposal.unwrap_or_default());
     let Some(count) = Epoch::new(epoch).ok().and_then(|epoch| epoch.token(n + 1)) else {
@@ -87,8 +102,7 @@ pub(crate) fn choose(answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
     };
     Next::Seals(Choice {
         token: at_least.map_or(token, |least| least.max(token)),
-        epoch,
-        n: n + 1,
+        counted: (epoch, n + 1),
     })
 }
 
@@ -129,17 +143,11 @@ mod tests {
     #[test]
     fn majority_that_sealed_one_token_grants_it() {
         let sealed = |n| taken(n, Some(n), true);
-        let granted = |n| Next::Granted {
+        let choice = |n| Choice {
             token: token(n),
             counted: (2, n),
         };
-        let seals = |n| {
-            Next::Seals(Choice {
-                token: token(n),
-                epoch: 2,
-                n,
-            })
-        };
+        let (granted, seals) = (|n| Next::Granted(choice(n)), |n| Next::Seals(choice(n)));
         assert_eq!(chosen(&[sealed(5), sealed(5)], (0, 0), None), granted(5));
         let lagging = [sealed(5), sealed(4), sealed(5)];
         assert_eq!(chosen(&lagging, (0, 0), None), granted(5));
@@ -159,16 +167,20 @@ mod tests {
             taken(9, Some(5), false),
             taken(8, None, false),
         ];
-        let granted = Next::Granted {
+        let granted = Next::Granted(Choice {
             token: token(5),
             counted: (2, 8),
-        };
+        });
         assert_eq!(chosen(&again, (0, 0), None), granted);
         // The token of an earlier epoch is not granted again.
         let over = [9, 9].map(|n| taken(n, Some(5 - Epoch::SIZE), false));
-        assert!(matches!(chosen(&over, (0, 0), None), Next::Seals(choice) if choice.n == 10));
+        assert!(
+            matches!(chosen(&over, (0, 0), None), Next::Seals(choice) if choice.counted == (2, 10))
+        );
         let other = [taken(7, Some(5), false), taken(9, Some(6), false)];
-        assert!(matches!(chosen(&other, (0, 0), None), Next::Seals(choice) if choice.n == 10));
+        assert!(
+            matches!(chosen(&other, (0, 0), None), Next::Seals(choice) if choice.counted == (2, 10))
+        );
     }
 
     #[test]
@@ -189,14 +201,16 @@ mod tests {
             vec![taken(5, Some(20), false), taken(9, Some(20), false)],
         );
         let another = |least: Option<i64>| {
-            let wish = Wish::Another(least.map(token));
+            let wish = Wish::Another {
+                replaced: token(20),
+                at_least: least.map(token),
+            };
             choose(&answers, (0, 0), wish)
         };
         for (least, expected) in [(None, 21), (Some(7), 21), (Some(40), 40)] {
             let choice = Choice {
                 token: token(expected),
-                epoch: 2,
-                n: 10,
+                counted: (2, 10),
             };
             assert_eq!(another(least), Next::Seals(choice));
         }

@@ -52,7 +52,7 @@ fn is_released(
     has_it: impl Fn(&Answer) -> bool,
 ) -> Option<bool> {
     let (mut had, mut may_have_had) = (0, 0);
-    for node in 0..read.nodes() {
+    for node in 0..read.nodes {
         let end = first.and_then(|ends| ends.of_node(node));
         match (end, read.of_node(node)) {
             (Some(end), _) if may_have_ended(end) => had += 1,
@@ -75,12 +75,12 @@ impl QuorumBackend {
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
         let (nodes, key) = (&self.nodes, subject.grant_key());
         // The lease is released if the nodes that have not removed it are not a majority.
-        let suffices = |gone: usize| gone > nodes.all().len() - nodes.majority();
+        let suffices = |gone: usize| gone > nodes.all.len() - nodes.majority();
         // The replies to the release with the grant that this process has in memory.
         let mut first = None;
         if let Some(grant) = self.grants.get(&key) {
-            let release = |_| Some(nodes.scripts().release(subject, grant));
-            let ends = nodes.ask(subject.source(), release).await?;
+            let release = |_| Some(nodes.scripts.release(subject, grant));
+            let ends = nodes.ask(subject.source, release).await?;
             // A node without this key may have the lease under another token.
             if suffices(ends.count(has_ended)) {
                 self.grants.take(&key);
@@ -133,8 +133,8 @@ impl QuorumBackend {
         subject: &Subject<'_>,
         newest: Attempt,
     ) -> Result<Answers, LeaseError> {
-        let abandon = |_| Some(self.nodes.scripts().abandon(subject, newest));
-        self.nodes.ask(subject.source(), abandon).await
+        let abandon = |_| Some(self.nodes.scripts.abandon(subject, newest));
+        self.nodes.ask(subject.source, abandon).await
     }
 
     /// Breaks the lease with this token or, without a token, every lease of the resource.
@@ -224,8 +224,8 @@ impl QuorumBackend {
 
     /// Reads the lease of the resource on each node.
     pub(crate) async fn read(&self, subject: &Subject<'_>) -> Result<Answers, LeaseError> {
-        let read = |_| Some(self.nodes.scripts().read([subject.resource]));
-        self.nodes.ask(subject.source(), read).await
+        let read = |_| Some(self.nodes.scripts.read([subject.resource]));
+        self.nodes.ask(subject.source, read).await
     }
 
     /// Deletes the leases like [`end`](Self::end). Returns false if a lease remains, because it has
@@ -251,9 +251,9 @@ impl QuorumBackend {
     ) -> Result<Answers, LeaseError> {
         let end = |n: usize| {
             let found = answers.of_node(n)?.found().filter(|found| is_one(found))?;
-            Some(self.nodes.scripts().end(subject, found))
+            Some(self.nodes.scripts.end(subject, found))
         };
-        self.nodes.ask(subject.source(), end).await
+        self.nodes.ask(subject.source, end).await
     }
 }
 

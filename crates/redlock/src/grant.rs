@@ -53,21 +53,28 @@ impl QuorumBackend {
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let (nodes, subject) = (&self.nodes, Subject::new(resource, &ask.lease, seen));
-        nodes.admit(subject.source()).await?;
+        nodes.admit(subject.source).await?;
         let (attempt, proposal) = (self.attempts.next(ask.ticket), proposal(seen));
         let began = Instant::now();
-        let take = |_| Some(nodes.scripts().take(&subject, ask, attempt, proposal));
-        let outcome = match nodes.ask(subject.source(), take).await {
+        let take = |_| Some(nodes.scripts.take(&subject, ask, attempt, proposal));
+        let asked = match nodes.ask(subject.source, take).await {
             // Another lease blocks the key on each node, so no key was set.
             Ok(answers) if answers.count(is_held) == answers.asked => {
                 return refusal(&self.attempts, answers);
             }
-            Ok(answers) => {
-                self.grant(&subject, ask, attempt, seen, answers, began)
-                    .await
-            }
-            Err(error) => Err(error),
+            asked => asked,
         };
+        // The TTL began before the keys were taken.
+        let grant = async {
+            let wish = Wish::Grant(proposal);
+            let choice = match self.token(&subject, attempt, asked?, wish, seen).await? {
+                Ok(choice) => choice,
+                Err(refused) => return Ok(refused),
+            };
+            let ttl = left_of(ask.ttl, began).ok_or_else(|| LeaseError::unavailable(TooLate))?;
+            self.granted(&subject, attempt, choice, ttl)
+        };
+        let outcome = grant.await;
         if matches!(outcome, Err(LeaseError::Misconfigured(_))) {
             nodes.note_refusal();
         }
@@ -78,63 +85,56 @@ impl QuorumBackend {
         outcome
     }
 
-    /// Grants the lease if the attempt has taken the key on a majority of the nodes. `answers`
-    /// contains the replies of the nodes, and the TTL began at `began`.
-    async fn grant(
+    /// Records the grant of a token, and returns the reply to the step.
+    pub(crate) fn granted(
         &self,
         subject: &Subject<'_>,
-        ask: &Ask,
         attempt: Attempt,
-        seen: Seen<'_>,
-        answers: Answers,
-        began: Instant,
+        Choice { token, counted }: Choice,
+        ttl: Duration,
     ) -> Result<Reply, LeaseError> {
-        let taken = answers.taken();
-        self.nodes.check_twins(&taken)?;
-        if taken.len() < answers.majority() {
-            return refusal(&self.attempts, answers);
-        }
-        let wish = Wish::Grant(proposal(seen));
-        let (token, counted) = match choose(&answers, (seen.epoch, seen.n), wish) {
-            Next::Granted { token, counted } => (token, counted),
-            Next::NeedsEpoch(epoch) => return Ok(needs_epoch(epoch, &taken)),
-            Next::Exhausted => return Ok(Reply::Exhausted(Token::MAX.get())),
-            Next::Seals(choice) => {
-                if let Some(refused) = self.seal(subject, attempt, &taken, choice, None).await? {
-                    return Ok(refused);
-                }
-                (choice.token, (choice.epoch, choice.n))
-            }
-        };
-        let ttl = left_of(ask.ttl, began).ok_or_else(|| LeaseError::unavailable(TooLate))?;
         let grant = Grant { token, attempt };
         self.grants.insert(subject.grant_key(), grant, ttl);
-        granted(token, ttl, counted)
+        let epoch = Epoch::new(counted.0).map_err(LeaseError::unavailable)?;
+        let granted = Granted::new(token, ttl);
+        Ok(Reply::Granted(granted.counted(epoch, counted.1)))
     }
 
-    /// Seals a token on the nodes whose keys were taken. If no majority has sealed it, returns the
-    /// reply to the step.
-    pub(crate) async fn seal(
+    /// Chooses the token of an attempt that has taken the key on a majority of the nodes. Seals the
+    /// token on these nodes, unless a majority has already sealed it. `answers` contains the replies
+    /// of the nodes. If the attempt gets no token, returns the reply to the step as an inner error.
+    pub(crate) async fn token(
         &self,
         subject: &Subject<'_>,
         attempt: Attempt,
-        taken: &[(usize, Taken)],
-        choice: Choice,
-        replaced: Option<Token>,
-    ) -> Result<Option<Reply>, LeaseError> {
+        answers: Answers,
+        wish: Wish,
+        seen: Seen<'_>,
+    ) -> Result<Result<Choice, Reply>, LeaseError> {
         let nodes = &self.nodes;
+        let taken = answers.taken();
+        nodes.check_twins(&taken)?;
+        if taken.len() < answers.majority() {
+            return refusal(&self.attempts, answers).map(Err);
+        }
+        let choice = match choose(&answers, (seen.epoch, seen.n), wish) {
+            Next::Granted(choice) => return Ok(Ok(choice)),
+            Next::NeedsEpoch(epoch) => return Ok(Err(needs_epoch(epoch, &taken))),
+            Next::Exhausted => return Ok(Err(Reply::Exhausted(Token::MAX.get()))),
+            Next::Seals(choice) => choice,
+        };
         let seal = |n: usize| {
             let (_, taken) = taken.iter().find(|(node, _)| *node == n)?;
-            let (scripts, stamp) = (nodes.scripts(), &taken.stamp);
-            Some(scripts.seal(subject, attempt, stamp, choice, replaced))
+            let (stamp, replaced) = (&taken.stamp, wish.replaced());
+            Some((nodes.scripts).seal(subject, attempt, stamp, choice, replaced))
         };
-        let answers = nodes.ask(subject.source(), seal).await?;
+        let answers = nodes.ask(subject.source, seal).await?;
         if answers.count(|answer| matches!(answer, Answer::Sealed)) >= answers.majority() {
-            return Ok(None);
+            return Ok(Ok(choice));
         }
         match answers.are_enough() {
             // A newer attempt has taken the key, or some nodes have lost the key.
-            true => Ok(Some(Reply::Again)),
+            true => Ok(Err(Reply::Again)),
             false => Err(answers.no_majority()),
         }
     }
@@ -151,10 +151,10 @@ impl QuorumBackend {
         let marks = marks.ok_or_else(unexpected)?;
         let begin = |n: usize| {
             let (_, history, incarnation) = marks.iter().find(|(node, ..)| *node == n)?;
-            let scripts = self.nodes.scripts();
-            Some(scripts.begin(subject, (history, incarnation), epoch))
+            let counter = (*history, *incarnation);
+            Some(self.nodes.scripts.begin(subject, counter, epoch))
         };
-        let answers = self.nodes.ask(subject.source(), begin).await?;
+        let answers = self.nodes.ask(subject.source, begin).await?;
         let begun = answers.count(|answer| matches!(answer, Answer::Begun));
         Ok(begun >= answers.majority())
     }
@@ -166,7 +166,7 @@ fn is_held(answer: &Answer) -> bool {
 
 /// Returns the reply to a step that could not take the key on a majority of the nodes. If a node
 /// has reported a newer attempt, the next number of `attempts` is above it.
-pub(crate) fn refusal(attempts: &Attempts, answers: Answers) -> Result<Reply, LeaseError> {
+fn refusal(attempts: &Attempts, answers: Answers) -> Result<Reply, LeaseError> {
     let older = answers.given.iter().filter_map(|(_, answer)| match answer {
         Answer::Older { number } => Some(*number),
         _ => None,
@@ -204,7 +204,7 @@ pub(crate) fn refusal(attempts: &Attempts, answers: Answers) -> Result<Reply, Le
 
 /// Returns the reply to a step that needs an epoch. The mark of the reply contains, for each node
 /// in `taken`, its index, its replication id and the incarnation of its counter.
-pub(crate) fn needs_epoch(epoch: i64, taken: &[(usize, Taken)]) -> Reply {
+fn needs_epoch(epoch: i64, taken: &[(usize, Taken)]) -> Reply {
     let marks = taken.iter().map(|(node, taken)| {
         let history = &taken.stamp.history;
         format!("{node}:{history}:{}", taken.incarnation)
@@ -217,15 +217,6 @@ fn parse_mark(mark: &str) -> Option<(usize, &str, &str)> {
     let (node, counter) = mark.split_once(':')?;
     let (history, incarnation) = counter.split_once(':')?;
     Some((node.parse().ok()?, history, incarnation))
-}
-
-pub(crate) fn granted(
-    token: Token,
-    ttl: Duration,
-    (epoch, n): (i64, i64),
-) -> Result<Reply, LeaseError> {
-    let epoch = Epoch::new(epoch).map_err(LeaseError::unavailable)?;
-    Ok(Reply::Granted(Granted::new(token, ttl).counted(epoch, n)))
 }
 
 /// Error for a lease that expired before it could be granted.

@@ -34,8 +34,8 @@ impl QuorumBackend {
     ) -> Result<Page, LeaseError> {
         let nodes = &self.nodes;
         let mut names = Names::after(cursor, limit)?;
-        let begin = nodes.scripts().lease_key_prefix();
-        let scans = nodes.all().iter().map(|node| {
+        let begin = nodes.scripts.lease_key_prefix();
+        let scans = nodes.all.iter().map(|node| {
             let names = Names::after(cursor, limit);
             async { scan(node, &begin, names?).await }
         });
@@ -55,7 +55,7 @@ impl QuorumBackend {
         if resources.is_empty() {
             return Ok(Page::new(vec![], cursor));
         }
-        let read = |_| Some(nodes.scripts().read(&resources));
+        let read = |_| Some(nodes.scripts.read(&resources));
         let answers = nodes.ask("", read).await?;
         if !answers.are_enough() {
             return Err(answers.no_majority());

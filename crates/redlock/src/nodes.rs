@@ -25,8 +25,8 @@ const TWIN: &str = "another node is the same server";
 
 /// Nodes of a quorum.
 pub(crate) struct Nodes {
-    nodes: Box<[Arc<Node>]>,
-    scripts: Scripts,
+    pub(crate) all: Box<[Arc<Node>]>,
+    pub(crate) scripts: Scripts,
     /// Whether a majority of the nodes has accepted this issuer, and has not refused it since.
     is_admitted: AtomicBool,
 }
@@ -41,7 +41,7 @@ impl Nodes {
         names.sort_unstable();
         let scripts = Scripts::new(key_prefix, &names.join(" "));
         Self {
-            nodes,
+            all: nodes,
             scripts,
             is_admitted: AtomicBool::new(false),
         }
@@ -49,8 +49,8 @@ impl Nodes {
 
     /// Returns whether two nodes have the same name.
     pub(crate) fn has_repeated_name(&self) -> bool {
-        let names: HashSet<_> = self.nodes.iter().map(|node| node.name()).collect();
-        names.len() < self.nodes.len()
+        let names: HashSet<_> = self.all.iter().map(|node| node.name()).collect();
+        names.len() < self.all.len()
     }
 
     /// Checks all nodes that reply.
@@ -60,9 +60,9 @@ impl Nodes {
     /// Returns [`LeaseError::Misconfigured`] if a server that replies cannot be a node, and
     /// [`LeaseError::Unavailable`] if no majority replies.
     pub(crate) async fn check(&self) -> Result<(), LeaseError> {
-        let checks = self.nodes.iter();
+        let checks = self.all.iter();
         let checks = checks.map(|node| self.ask_node(node, "", self.scripts.check("")));
-        let mut answers = Answers::new(self.nodes.len());
+        let mut answers = Answers::new(self.all.len());
         for (n, checked) in join_all(checks).await.into_iter().enumerate() {
             match checked {
                 Ok(Answer::OtherNodes(theirs)) => return Err(self.other_nodes(n, theirs)),
@@ -79,18 +79,18 @@ impl Nodes {
     /// Checks each node, and whether it accepts writes. Returns the failures of the nodes that
     /// reply, and the number of nodes that do not reply.
     pub(crate) async fn failures(&self) -> (Vec<LeaseError>, usize) {
-        let checks = self.nodes.iter();
+        let checks = self.all.iter();
         let checks = checks.map(async |node| node.check(&self.scripts.check("")).await);
         // After these checks, each node is compared with all others.
         let _ = join_all(checks).await;
-        let writes = self.nodes.iter();
+        let writes = self.all.iter();
         let writes = writes.map(|node| self.ask_node(node, "", self.scripts.write()));
         let written = join_all(writes).await.into_iter().enumerate();
         let (mut failures, mut silent) = (vec![], 0);
         for (n, written) in written {
             match written {
                 Ok(Answer::OtherNodes(theirs)) => failures.push(self.other_nodes(n, theirs)),
-                Err(_) if self.nodes[n].is_late() => silent += 1,
+                Err(_) if self.all[n].is_late() => silent += 1,
                 Err(error) => failures.push(error),
                 Ok(_) => {}
             }
@@ -98,17 +98,9 @@ impl Nodes {
         (failures, silent)
     }
 
-    pub(crate) const fn scripts(&self) -> &Scripts {
-        &self.scripts
-    }
-
-    pub(crate) fn all(&self) -> &[Arc<Node>] {
-        &self.nodes
-    }
-
     /// Returns the smallest number of nodes that is more than half of all nodes.
     pub(crate) fn majority(&self) -> usize {
-        majority_of(self.nodes.len())
+        majority_of(self.all.len())
     }
 
     /// Before the first grant, and again after a refusal, checks whether a majority of the nodes
@@ -120,7 +112,7 @@ impl Nodes {
             return Ok(());
         }
         let check = |n: usize| {
-            let node = &self.nodes[n];
+            let node = &self.all[n];
             Some(async move { node.check(&self.scripts.check(source)).await })
         };
         let answers = self.ask_each(source, check).await?;
@@ -145,7 +137,7 @@ impl Nodes {
         call: impl Fn(usize) -> Option<Call>,
     ) -> Result<Answers, LeaseError> {
         let ask = |n: usize| {
-            let (node, call) = (&self.nodes[n], call(n)?);
+            let (node, call) = (&self.all[n], call(n)?);
             Some(async move { self.ask_node(node, source, call).await })
         };
         self.ask_each(source, ask).await
@@ -161,10 +153,10 @@ impl Nodes {
     where
         F: Future<Output = Result<Answer, LeaseError>>,
     {
-        let late = self.nodes.iter().filter(|node| node.is_late()).count();
-        let skips_late = self.nodes.len() - late >= self.majority();
+        let late = self.all.iter().filter(|node| node.is_late()).count();
+        let skips_late = self.all.len() - late >= self.majority();
         let mut asked = FuturesUnordered::new();
-        for (n, node) in self.nodes.iter().enumerate() {
+        for (n, node) in self.all.iter().enumerate() {
             if skips_late && node.is_late() {
                 node.probe(self.scripts.check(source));
                 continue;
@@ -177,7 +169,7 @@ impl Nodes {
                 });
             }
         }
-        let mut answers = Answers::new(self.nodes.len());
+        let mut answers = Answers::new(self.all.len());
         answers.asked = asked.len();
         while let Some((n, answer)) = asked.next().await {
             match answer {
@@ -231,7 +223,7 @@ impl Nodes {
     fn twins_of(&self, node: &Node) -> Vec<&Arc<Node>> {
         let run_id = node.run_id();
         let same = |other: &&Arc<Node>| other.run_id() == run_id;
-        let twins: Vec<_> = self.nodes.iter().filter(same).collect();
+        let twins: Vec<_> = self.all.iter().filter(same).collect();
         match twins.len() {
             1 => vec![],
             _ => twins,
@@ -251,10 +243,10 @@ impl Nodes {
         };
         for (same, taken) in taken {
             if taken.stamp.history == twin.stamp.history {
-                self.nodes[*same].server.disconnect();
+                self.all[*same].server.disconnect();
             }
         }
-        Err(self.nodes[*n].unfit(TWIN))
+        Err(self.all[*n].unfit(TWIN))
     }
 
     /// Returns the error for a node whose counters belong to a quorum of other nodes. The step
@@ -264,9 +256,9 @@ impl Nodes {
     /// alone.
     fn other_nodes(&self, node: usize, theirs: String) -> LeaseError {
         LeaseError::misconfigured(OtherNodes {
-            node: self.nodes[node].name().into(),
-            key_prefix: self.scripts.key_prefix().into(),
-            ours: self.scripts.nodes().into(),
+            node: self.all[node].name().into(),
+            key_prefix: self.scripts.key_prefix.clone(),
+            ours: self.scripts.nodes.clone(),
             theirs,
         })
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower_fence::{
-    Resource, Token,
+    Resource,
     lease::{
         LeaseError,
         backend::{Renewal, Reply, Seen},
@@ -15,9 +15,9 @@ use super::{
     QuorumBackend,
     answer::{Answer, Counter},
     attempt::Grant,
-    choice::{Next, Wish, choose},
-    grant::{granted, left_of, needs_epoch, refusal},
-    scripts::Subject,
+    choice::Wish,
+    grant::left_of,
+    scripts::{Choice, Subject},
 };
 
 impl QuorumBackend {
@@ -78,8 +78,8 @@ impl QuorumBackend {
         grant: Grant,
     ) -> Result<Reply, LeaseError> {
         let (nodes, began) = (&self.nodes, Instant::now());
-        let renew = |_| Some(nodes.scripts().renew(subject, grant, ttl));
-        let answers = nodes.ask(subject.source(), renew).await?;
+        let renew = |_| Some(nodes.scripts.renew(subject, grant, ttl));
+        let answers = nodes.ask(subject.source, renew).await?;
         let renewed = |answer: &Answer| match answer {
             Answer::Renewed { token, .. } => Some(*token),
             _ => None,
@@ -104,9 +104,9 @@ impl QuorumBackend {
         let Some(ttl) = left_of(ttl, began).filter(|_| !is_behind) else {
             return Ok(Reply::Lost);
         };
-        self.grants.insert(subject.grant_key(), grant, ttl);
         let counted = answers.counted(counters()).unwrap_or((seen.epoch, seen.n));
-        granted(grant.token, ttl, counted)
+        let token = grant.token;
+        self.granted(subject, grant.attempt, Choice { token, counted }, ttl)
     }
 
     /// Renews a lease with a new token, which replaces exactly the token of `grant`. If the attempt
@@ -121,39 +121,21 @@ impl QuorumBackend {
         let (nodes, began) = (&self.nodes, Instant::now());
         // A renewal has no ticket, so its attempt gets a random one.
         let attempt = self.attempts.next(rand::random_range(1..=i64::MAX));
-        let retake = |_| {
-            let scripts = nodes.scripts();
-            Some(scripts.retake(subject, attempt, renewal.ttl, grant.token))
+        let (ttl, token) = (renewal.ttl, grant.token);
+        let retake = |_| Some(nodes.scripts.retake(subject, attempt, ttl, token));
+        let answers = nodes.ask(subject.source, retake).await?;
+        let wish = Wish::Another {
+            replaced: token,
+            at_least: renewal.at_least,
         };
-        let answers = nodes.ask(subject.source(), retake).await?;
-        let taken = answers.taken();
-        nodes.check_twins(&taken)?;
-        if taken.len() < answers.majority() {
-            return refusal(&self.attempts, answers);
-        }
-        let wish = Wish::Another(renewal.at_least);
-        let choice = match choose(&answers, (seen.epoch, seen.n), wish) {
-            Next::Seals(choice) => choice,
-            Next::NeedsEpoch(epoch) => return Ok(needs_epoch(epoch, &taken)),
-            // Only a grant returns a token that a majority already has.
-            Next::Granted { .. } | Next::Exhausted => {
-                return Ok(Reply::Exhausted(Token::MAX.get()));
-            }
+        let choice = match self.token(subject, attempt, answers, wish, seen).await? {
+            Ok(choice) => choice,
+            Err(refused) => return Ok(refused),
         };
-        let replaced = Some(grant.token);
-        let refused = self
-            .seal(subject, attempt, &taken, choice, replaced)
-            .await?;
-        if let Some(refused) = refused {
-            return Ok(refused);
-        }
         let Some(ttl) = left_of(renewal.ttl, began) else {
             return Ok(Reply::Lost);
         };
-        let token = choice.token;
-        let grant = Grant { token, attempt };
-        self.grants.insert(subject.grant_key(), grant, ttl);
-        granted(token, ttl, (choice.epoch, choice.n))
+        self.granted(subject, attempt, choice, ttl)
     }
 
     /// Reads the token of a lease that a majority has, and the attempt to which it was granted.

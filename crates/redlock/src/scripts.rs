@@ -38,9 +38,9 @@ scripts! {
 
 /// Scripts, with the key prefix and the nodes that they share.
 pub(crate) struct Scripts {
-    key_prefix: Box<str>,
+    pub(crate) key_prefix: Box<str>,
     /// The names of all nodes, as each counter stores them.
-    nodes: Box<str>,
+    pub(crate) nodes: Box<str>,
 }
 
 /// Script that is ready to be sent.
@@ -51,7 +51,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) resource: &'a Resource,
     /// The stored form of the lease id.
     pub(crate) lease: String,
-    source: &'a str,
+    /// The source of epochs, or an empty text if the issuer does not know it yet.
+    pub(crate) source: &'a str,
 }
 
 impl<'a> Subject<'a> {
@@ -71,10 +72,6 @@ impl<'a> Subject<'a> {
         }
     }
 
-    pub(crate) const fn source(&self) -> &'a str {
-        self.source
-    }
-
     /// Returns the key under which this process has the lease's grant in memory.
     pub(crate) fn grant_key(&self) -> (Resource, String) {
         (self.resource.clone(), self.lease.clone())
@@ -85,8 +82,7 @@ impl<'a> Subject<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) token: Token,
-    pub(crate) epoch: i64,
-    pub(crate) n: i64,
+    pub(crate) counted: (i64, i64),
 }
 
 impl Scripts {
@@ -95,15 +91,6 @@ impl Scripts {
             key_prefix: key_prefix.into(),
             nodes: nodes.into(),
         }
-    }
-
-    pub(crate) fn key_prefix(&self) -> &str {
-        &self.key_prefix
-    }
-
-    /// Returns the names of all nodes, as each counter stores them.
-    pub(crate) fn nodes(&self) -> &str {
-        &self.nodes
     }
 
     /// Returns the prefix of the names of lease keys. The partition, `}:lease:` and the resource
@@ -163,8 +150,8 @@ impl Scripts {
             .arg(&stamp.incarnation)
             .arg(&stamp.serial)
             .arg(choice.token.get())
-            .arg(choice.epoch)
-            .arg(choice.n)
+            .arg(choice.counted.0)
+            .arg(choice.counted.1)
             .arg(replaced.map_or_else(String::new, |token| token.get().to_string()));
         call
     }
