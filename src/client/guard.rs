@@ -11,7 +11,7 @@ use tokio::{
 use super::{held_lease::HeldLease, layer::TokenLayer, loss::Loss, renewal};
 use crate::{
     header::FencingToken,
-    lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew},
+    lease::{LeaseError, LeaseId, Leases, ReleaseGuard, Renew},
     stale::StaleToken,
     time::after,
     token::{Resource, Token},
@@ -28,49 +28,18 @@ use crate::{
 /// shuts down, the lease expires. The asynchronous methods panic outside of a Tokio runtime.
 #[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
-    leases: Arc<L>,
-    id: LeaseId,
-    ttl: Duration,
-    held: Arc<HeldLease>,
-    renewal: AbortHandle,
-    release: Option<ReleaseGuard<L>>,
+    pub(super) leases: Arc<L>,
+    pub(super) id: LeaseId,
+    /// The TTL that a renewal requests.
+    pub(super) ttl: Duration,
+    pub(super) held: Arc<HeldLease>,
+    pub(super) renewal: AbortHandle,
+    pub(super) release: Option<ReleaseGuard<L>>,
     /// Whether the guard keeps the lease if it is dropped after a loss.
     pub(super) has_lock_delay: bool,
 }
 
 impl<L: Leases> LeaseGuard<L> {
-    /// Creates the guard and starts the renewals, each with the TTL `ttl`. `asked_at` is the time
-    /// just before the acquire request was sent.
-    pub(super) fn new(
-        leases: Arc<L>,
-        lease: Lease,
-        asked_at: Instant,
-        ttl: Duration,
-        held: HeldLease,
-        release: ReleaseGuard<L>,
-        has_lock_delay: bool,
-    ) -> Self {
-        let held = Arc::new(held);
-        let id = lease.id;
-        let granted = (lease.ttl, asked_at);
-        let renewals = renewal::renew(
-            Arc::clone(&leases),
-            Arc::clone(&held),
-            id.clone(),
-            ttl,
-            granted,
-        );
-        Self {
-            renewal: tokio::spawn(renewals).abort_handle(),
-            release: Some(release),
-            has_lock_delay,
-            leases,
-            id,
-            ttl,
-            held,
-        }
-    }
-
     /// Returns the resource.
     #[must_use]
     pub fn resource(&self) -> &Resource {

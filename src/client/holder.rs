@@ -11,6 +11,7 @@ use super::{
     guard::LeaseGuard,
     held_lease::{Bounds, HeldLease},
     loss::Loss,
+    renewal::renew,
 };
 use crate::{
     header::FENCING_TOKEN,
@@ -383,24 +384,26 @@ impl<L: Leases> Holder<L> {
         ReleaseGuard::new(leases, resource, id).retry_for(self.ttl)
     }
 
-    /// Returns the guard of a lease, whose request was sent at the given time.
+    /// Returns the guard of a lease, whose request was sent at the given time, and starts the
+    /// renewals.
     fn guard(
         &self,
         (lease, asked_at): (Lease, Instant),
         release: ReleaseGuard<L>,
     ) -> LeaseGuard<L> {
         let held = HeldLease::new(&lease, asked_at, self.header.clone(), self.bounds);
-        let leases = Arc::clone(&self.leases);
-        let has_lock_delay = !self.lock_delay.is_zero();
-        LeaseGuard::new(
+        let (leases, held) = (Arc::clone(&self.leases), Arc::new(held));
+        let (id, granted) = (lease.id, (lease.ttl, asked_at));
+        let renewals = renew(leases.clone(), held.clone(), id.clone(), self.ttl, granted);
+        LeaseGuard {
             leases,
-            lease,
-            asked_at,
-            self.ttl,
+            id,
+            ttl: self.ttl,
             held,
-            release,
-            has_lock_delay,
-        )
+            renewal: tokio::spawn(renewals).abort_handle(),
+            release: Some(release),
+            has_lock_delay: !self.lock_delay.is_zero(),
+        }
     }
 }
 
