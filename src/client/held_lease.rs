@@ -33,7 +33,7 @@ pub(super) struct HeldLease {
 
 /// Limits set on the holder. If a limit is reached, the lease counts as lost, even if it is still
 /// held in the store.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bounds {
     /// The maximum time for which the holder keeps the lease.
     pub(super) max_hold: Option<Duration>,

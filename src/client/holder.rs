@@ -1,6 +1,6 @@
 //! [`Holder`]: acquires leases.
 
-use std::{fmt, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use derive_where::derive_where;
 use futures_util::{StreamExt, stream::FuturesUnordered};
@@ -26,8 +26,9 @@ const RELEASE_WAIT: Duration = Duration::from_secs(2);
 /// Client that acquires leases. A holder can have several leases at the same time.
 ///
 /// A holder is cheap to clone.
-#[derive_where(Clone)]
+#[derive_where(Clone, Debug)]
 pub struct Holder<L> {
+    #[derive_where(skip(Debug))]
     pub(super) leases: Arc<L>,
     pub(super) ttl: Duration,
     pub(super) wait: Duration,
@@ -432,14 +433,4 @@ pub enum WithLeaseError {
     /// The lease was lost, and the work was dropped before it completed.
     #[error(transparent)]
     Lost(#[from] Loss),
-}
-
-impl<L> fmt::Debug for Holder<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holder")
-            .field("ttl", &self.ttl)
-            .field("wait", &self.wait)
-            .field("owner", &self.owner)
-            .finish_non_exhaustive()
-    }
 }

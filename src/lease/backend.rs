@@ -15,7 +15,9 @@
 //! The [conformance suite](super::conformance) (feature `testing`) tests a backend. The example
 //! `sql_store` implements a backend with a single table.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
+
+use derive_where::derive_where;
 
 use super::{Held, LeaseError, Owner, Page, Turns, counters::KnownCounters};
 pub use super::{expiring::Expiring, names::Names};
@@ -371,6 +373,8 @@ pub struct Seen<'a> {
 
 /// For each partition, the highest state of its token counter that this process has seen.
 #[derive(Clone, Copy)]
+#[derive_where(Debug)]
+#[derive_where(skip_inner)]
 pub struct Counters<'a>(Option<&'a KnownCounters>);
 
 impl<'a> Counters<'a> {
@@ -392,11 +396,5 @@ impl<'a> Counters<'a> {
             n,
             replace: false,
         }
-    }
-}
-
-impl fmt::Debug for Counters<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Counters").finish_non_exhaustive()
     }
 }

@@ -1,7 +1,8 @@
 //! [`BoxLeases`]: a lease store that is chosen at run time.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
+use derive_where::derive_where;
 use futures_util::future::BoxFuture;
 
 use super::{Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, Page, Renew};
@@ -76,6 +77,8 @@ impl<L: LeaseAdmin> DynLeases for L {
 /// }
 /// ```
 #[derive(Clone)]
+#[derive_where(Debug)]
+#[derive_where(skip_inner)]
 pub struct BoxLeases(Arc<dyn DynLeases>);
 
 impl BoxLeases {
@@ -119,11 +122,5 @@ impl LeaseAdmin for BoxLeases {
         seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
         self.0.break_lease(resource, seen).await
-    }
-}
-
-impl fmt::Debug for BoxLeases {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BoxLeases").finish_non_exhaustive()
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     hash::Hash,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -19,7 +18,8 @@ use crate::time::after;
 /// the last removal. The map therefore has at most 16 entries more than twice the largest number of
 /// entries that were valid at the same time. If entries last as long as their leases, the number of
 /// held leases limits the map.
-#[derive_where(Default)]
+#[derive_where(Debug, Default)]
+#[derive_where(skip_inner(Debug))]
 pub struct Expiring<K, V>(Mutex<Entries<K, V>>);
 
 #[derive_where(Default)]
@@ -65,12 +65,6 @@ impl<K, V> Expiring<K, V> {
     fn lock(&self) -> MutexGuard<'_, Entries<K, V>> {
         // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<K, V> fmt::Debug for Expiring<K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Expiring").finish_non_exhaustive()
     }
 }
 

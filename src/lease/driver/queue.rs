@@ -8,11 +8,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use derive_where::derive_where;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep_until},
@@ -30,6 +30,8 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// Handle with which a backend passes notifications on to the waiting requests of this process.
 #[derive(Clone)]
+#[derive_where(Debug)]
+#[derive_where(skip_inner)]
 pub struct Turns(pub(super) Arc<Shared>);
 
 /// All waiting requests of this process, and whether it receives notifications.
@@ -293,12 +295,6 @@ impl Turns {
         // No code panics while it holds the lock.
         let queues = self.0.queues.lock();
         queues.unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Turns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turns").finish_non_exhaustive()
     }
 }
 

@@ -3,9 +3,11 @@
 mod partition;
 
 use std::{
-    fmt, mem,
+    mem,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
+
+use derive_where::derive_where;
 
 use self::partition::Partition;
 use super::{
@@ -26,6 +28,8 @@ use crate::{
 pub type MemoryLeases = Driver<MemoryBackend>;
 
 /// Backend of [`MemoryLeases`].
+#[derive_where(Debug)]
+#[derive_where(skip_inner)]
 pub struct MemoryBackend {
     partitions: Box<[Mutex<Partition>]>,
     turns: OnceLock<Turns>,
@@ -130,12 +134,6 @@ impl Backend for MemoryBackend {
         self.turns.get_or_init(|| turns.clone());
         turns.ready(0);
         std::future::pending().await
-    }
-}
-
-impl fmt::Debug for MemoryBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryBackend").finish_non_exhaustive()
     }
 }
 

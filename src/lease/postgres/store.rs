@@ -1,7 +1,8 @@
 //! Steps of the store in Postgres.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
+use derive_where::derive_where;
 use sqlx::postgres::PgConnectOptions;
 
 use super::{functions::Functions, listener::Listener};
@@ -49,6 +50,8 @@ use crate::{
 pub type PostgresLeases = Driver<PostgresBackend>;
 
 /// Backend of [`PostgresLeases`].
+#[derive_where(Debug)]
+#[derive_where(skip_inner)]
 pub struct PostgresBackend {
     functions: Functions,
     listen_with: Option<PgConnectOptions>,
@@ -159,11 +162,5 @@ impl PostgresBackend {
             // If the call fails, the next check of the queues detects the end of the lease.
             let _ = functions.call_first(&resource).await;
         });
-    }
-}
-
-impl fmt::Debug for PostgresBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresBackend").finish_non_exhaustive()
     }
 }

@@ -1,7 +1,8 @@
 //! Builder of the store in Redis, and the constructors.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use redis::{Client, RedisResult, cluster::ClusterClientBuilder, sentinel::SentinelClient};
 
 use super::{
@@ -16,7 +17,9 @@ use crate::{
 };
 
 /// Builder of [`RedisLeases`], returned by [`RedisLeases::builder`].
+#[derive_where(Debug)]
 pub struct RedisLeasesBuilder {
+    #[derive_where(skip)]
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
     command_timeout: Duration,
@@ -191,14 +194,5 @@ impl Driver<RedisBackend> {
     /// Returns a builder with the default settings.
     pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
         RedisLeasesBuilder::new(Arc::new(epochs))
-    }
-}
-
-impl fmt::Debug for RedisLeasesBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLeasesBuilder")
-            .field("key_prefix", &self.key_prefix)
-            .field("command_timeout", &self.command_timeout)
-            .finish_non_exhaustive()
     }
 }

@@ -2,9 +2,10 @@
 
 use std::{
     collections::BTreeSet,
-    fmt,
     sync::{Arc, Mutex},
 };
+
+use derive_where::derive_where;
 
 use super::{connection::Connection, scripts::Scripts};
 use crate::{
@@ -43,6 +44,8 @@ use crate::{
 pub type RedisLeases = Driver<RedisBackend>;
 
 /// Backend of [`RedisLeases`].
+#[derive_where(Debug)]
+#[derive_where(skip_inner)]
 pub struct RedisBackend {
     pub(super) scripts: Scripts,
     /// The last part of the names of this process's own channels.
@@ -119,11 +122,5 @@ impl Backend for RedisBackend {
 
     async fn follow(&self, resource: &Resource) -> Result<(), LeaseError> {
         self.subscribe(partition_of(resource)).await
-    }
-}
-
-impl fmt::Debug for RedisBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackend").finish_non_exhaustive()
     }
 }
