@@ -88,7 +88,13 @@ impl Backend for QuorumBackend {
                 let subject = Subject::new(resource, lease, seen);
                 self.abandon(&subject, *ticket).await
             }
-            Step::End(End::Break(token)) => self.break_lease(resource, seen, *token).await,
+            Step::End(End::Break(token)) => {
+                let subject = Subject::any(resource, seen);
+                match token {
+                    Some(token) => self.break_token(&subject, *token).await,
+                    None => self.break_all(&subject).await,
+                }
+            }
             _ => Err(LeaseError::misconfigured(UnknownStep)),
         }
     }

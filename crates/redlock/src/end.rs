@@ -3,11 +3,8 @@
 use std::collections::HashSet;
 
 use tower_fence::{
-    Resource, Token,
-    lease::{
-        LeaseError,
-        backend::{Reply, Seen},
-    },
+    Token,
+    lease::{LeaseError, backend::Reply},
 };
 
 use super::{
@@ -137,22 +134,12 @@ impl QuorumBackend {
         self.nodes.ask(subject.source, abandon).await
     }
 
-    /// Breaks the lease with this token or, without a token, every lease of the resource.
-    pub(crate) async fn break_lease(
-        &self,
-        resource: &Resource,
-        seen: Seen<'_>,
-        token: Option<Token>,
-    ) -> Result<Reply, LeaseError> {
-        let subject = Subject::any(resource, seen);
-        match token {
-            Some(token) => self.break_token(&subject, token).await,
-            None => self.break_all(&subject).await,
-        }
-    }
-
     /// If a majority has the lease with this token, breaks it on every node that has it.
-    async fn break_token(&self, subject: &Subject<'_>, token: Token) -> Result<Reply, LeaseError> {
+    pub(crate) async fn break_token(
+        &self,
+        subject: &Subject<'_>,
+        token: Token,
+    ) -> Result<Reply, LeaseError> {
         let has = |answer: &Answer, lease: &str| {
             let mut found = answer.found().into_iter();
             found.any(|found| found.lease == lease)
@@ -191,7 +178,7 @@ impl QuorumBackend {
 
     /// Breaks every lease of the resource, even one that no majority has. The reply is
     /// [`Reply::Ended`] if a majority may have had a lease.
-    async fn break_all(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
+    pub(crate) async fn break_all(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
         let mut was_held = false;
         // The leases of the first read. A later round must not end the lease of a later holder.
         let mut first: Option<HashSet<String>> = None;
@@ -265,41 +252,33 @@ mod tests {
     fn release_needs_a_majority_that_may_have_had_the_lease() {
         // Here, `Sealed` is the reply of a node that has the lease.
         let has_it = |answer: &Answer| matches!(answer, Answer::Sealed);
-        let read = |given: &[Answer]| Answers::of(3, given.to_vec());
-        let released = |first: Option<&[Answer]>, given: &[Answer]| {
-            let first = first.map(read);
-            is_released(first.as_ref(), &read(given), has_it)
+        let answers = |letters: &str| {
+            let answers = letters.chars().map(|letter| match letter {
+                'h' => Answer::Sealed,
+                '-' => Answer::Lost,
+                'e' => Answer::Ended,
+                'm' => Answer::MayHaveEnded,
+                _ => Answer::None,
+            });
+            Answers::of(3, answers.collect())
         };
-        let (had, none) = (Answer::Sealed, Answer::Lost);
-        // The release was not sent, because this process has no grant in memory.
-        assert_eq!(
-            released(None, &[had.clone(), had.clone(), none.clone()]),
-            Some(true)
-        );
-        assert_eq!(released(None, &[had.clone(), none.clone()]), Some(true));
-        assert_eq!(
-            released(None, &[had.clone(), none.clone(), none.clone()]),
-            Some(false)
-        );
-        assert_eq!(released(None, &[none.clone(), none.clone()]), Some(false));
-        // The release was sent.
-        let gone = [none.clone(), none.clone(), none.clone()];
-        let (ended, not_ended) = (Answer::Ended, Answer::None);
-        let ends = |ends: &[Answer]| released(Some(ends), &gone);
-        assert_eq!(
-            ends(&[ended.clone(), Answer::MayHaveEnded, not_ended.clone()]),
-            Some(true)
-        );
-        assert_eq!(
-            ends(&[ended.clone(), not_ended.clone(), not_ended.clone()]),
-            Some(false)
-        );
-        assert_eq!(
-            ends(&[not_ended.clone(), not_ended.clone(), not_ended.clone()]),
-            Some(false)
-        );
-        assert_eq!(ends(&[ended, not_ended.clone()]), Some(true));
-        assert_eq!(ends(&[not_ended]), None);
-        assert_eq!(ends(&[]), None);
+        // The replies to the release and to the read, and whether the lease is released.
+        for (first, read, expected) in [
+            // The release was not sent, because this process has no grant in memory.
+            (None, "hh-", Some(true)),
+            (None, "h-", Some(true)),
+            (None, "h--", Some(false)),
+            (None, "--", Some(false)),
+            // The release was sent.
+            (Some("emn"), "---", Some(true)),
+            (Some("enn"), "---", Some(false)),
+            (Some("nnn"), "---", Some(false)),
+            (Some("en"), "---", Some(true)),
+            (Some("n"), "---", None),
+            (Some(""), "---", None),
+        ] {
+            let released = is_released(first.map(answers).as_ref(), &answers(read), has_it);
+            assert_eq!(released, expected, "{first:?} {read}");
+        }
     }
 }
