@@ -2,11 +2,12 @@
 
 use std::{
     fmt,
-    sync::{Arc, Once},
+    sync::{Arc, Mutex, Once},
     time::Duration,
 };
 
 use reqwest::{Client, redirect::Policy};
+use tokio::sync::Semaphore;
 use tower_fence::{
     epochs::Epochs,
     lease::{Driver, LeaseError, backend::check_key_prefix},
@@ -14,7 +15,7 @@ use tower_fence::{
 use zeroize::Zeroizing;
 
 use crate::{
-    EtcdBackend, EtcdLeases,
+    ACQUISITIONS, EtcdBackend, EtcdLeases,
     endpoints::parse_all,
     etcd::Etcd,
     gateway::{Credentials, Gateway},
@@ -139,12 +140,17 @@ impl EtcdLeasesBuilder {
                 .build()
                 .map_err(LeaseError::misconfigured)?,
         };
-        let backend = EtcdBackend::over(Etcd {
+        let etcd = Etcd {
             gateway: Gateway::new(client, endpoints, self.credentials, self.call_timeout),
             keys: Keys::new(&self.key_prefix),
             memory: Memory::default(),
             status_warning: Once::new(),
-        });
+        };
+        let backend = EtcdBackend {
+            etcd: Arc::new(etcd),
+            followed: Mutex::default(),
+            acquisitions: Semaphore::new(ACQUISITIONS),
+        };
         Ok(Driver::with_epochs(backend, self.epochs))
     }
 }

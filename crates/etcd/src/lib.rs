@@ -103,16 +103,6 @@ const ACQUISITIONS: usize = 64;
 /// Maximum time for which an acquisition waits until it may call etcd.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl EtcdBackend {
-    fn over(etcd: Etcd) -> Self {
-        Self {
-            etcd: Arc::new(etcd),
-            followed: Mutex::default(),
-            acquisitions: Semaphore::new(ACQUISITIONS),
-        }
-    }
-}
-
 impl Backend for EtcdBackend {
     async fn step(
         &self,

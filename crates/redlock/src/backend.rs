@@ -48,14 +48,6 @@ pub struct QuorumBackend {
 }
 
 impl QuorumBackend {
-    pub(crate) fn new(nodes: Nodes) -> Self {
-        Self {
-            nodes,
-            attempts: Attempts::default(),
-            grants: Expiring::default(),
-        }
-    }
-
     /// Checks each node, and whether it accepts writes. Returns the failures of the nodes that
     /// reply, and the number of nodes that do not reply. The command `check` of the server program
     /// uses this method.

@@ -5,10 +5,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use redis::{Client, RedisError};
 use tower_fence::{
     epochs::Epochs,
-    lease::{Driver, LeaseError, backend::check_key_prefix},
+    lease::{
+        Driver, LeaseError,
+        backend::{Expiring, check_key_prefix},
+    },
 };
 
-use super::{QuorumBackend, QuorumLeases, nodes::Nodes};
+use super::{QuorumBackend, QuorumLeases, attempt::Attempts, nodes::Nodes};
 
 /// Maximum number of nodes. Each grant sends a request to all of them.
 const MAX_NODES: usize = 15;
@@ -118,7 +121,12 @@ impl QuorumLeasesBuilder {
         if nodes.has_repeated_name() {
             return Err(LeaseError::invalid("nodes", "a node is named twice"));
         }
-        Ok(Driver::with_epochs(QuorumBackend::new(nodes), self.epochs))
+        let backend = QuorumBackend {
+            nodes,
+            attempts: Attempts::default(),
+            grants: Expiring::default(),
+        };
+        Ok(Driver::with_epochs(backend, self.epochs))
     }
 }
 
