@@ -142,7 +142,9 @@ impl EtcdLeasesBuilder {
         };
         let etcd = Etcd {
             gateway: Gateway::new(client, endpoints, self.credentials, self.call_timeout),
-            keys: Keys::new(&self.key_prefix),
+            keys: Keys {
+                prefix: self.key_prefix.into(),
+            },
             memory: Memory::default(),
             status_warning: Once::new(),
         };

@@ -8,20 +8,10 @@ use crate::messages::Range;
 /// Key prefix of the store, and the names that begin with it.
 #[derive(Debug)]
 pub(crate) struct Keys {
-    prefix: Box<str>,
+    pub(crate) prefix: Box<str>,
 }
 
 impl Keys {
-    pub(crate) fn new(prefix: &str) -> Self {
-        Self {
-            prefix: prefix.into(),
-        }
-    }
-
-    pub(crate) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     pub(crate) fn incarnation(&self) -> String {
         format!("{}:incarnation", self.prefix)
     }

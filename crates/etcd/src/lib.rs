@@ -163,7 +163,7 @@ impl Backend for EtcdBackend {
     }
 
     fn key_prefix(&self) -> &str {
-        self.etcd.keys.prefix()
+        &self.etcd.keys.prefix
     }
 }
 

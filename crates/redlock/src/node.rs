@@ -59,7 +59,7 @@ impl Node {
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.server.name()
+        &self.server.name
     }
 
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
@@ -258,7 +258,10 @@ mod tests {
     async fn node_that_fails_again_has_one_watch() {
         let client = Client::open("redis://127.0.0.1:1").unwrap();
         let node = Arc::new(Node::new(client, Duration::from_secs(1), "tower-fence"));
-        let scripts = Scripts::new("tower-fence", "a b c");
+        let scripts = Scripts {
+            key_prefix: "tower-fence".into(),
+            nodes: "a b c".into(),
+        };
         let note = |outcome| node.note(&outcome, || scripts.check(""));
         // Each watch has a weak reference to the node.
         let watches = || Arc::weak_count(&node);

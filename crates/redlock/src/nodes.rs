@@ -39,7 +39,10 @@ impl Nodes {
             .collect();
         let mut names: Vec<_> = nodes.iter().map(|node| node.name()).collect();
         names.sort_unstable();
-        let scripts = Scripts::new(key_prefix, &names.join(" "));
+        let scripts = Scripts {
+            key_prefix: key_prefix.into(),
+            nodes: names.join(" ").into(),
+        };
         Self {
             all: nodes,
             scripts,

@@ -86,13 +86,6 @@ pub(crate) struct Choice {
 }
 
 impl Scripts {
-    pub(crate) fn new(key_prefix: &str, nodes: &str) -> Self {
-        Self {
-            key_prefix: key_prefix.into(),
-            nodes: nodes.into(),
-        }
-    }
-
     /// Returns the prefix of the names of lease keys. The partition, `}:lease:` and the resource
     /// follow it.
     pub(crate) fn lease_key_prefix(&self) -> String {

@@ -21,7 +21,7 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 pub(crate) struct Server {
     client: Client,
     /// The host, the port and the database, without a password.
-    name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// The current connection, and the time at which it was opened, which distinguishes it from
     /// earlier connections.
     current: Arc<Mutex<Option<(Instant, MultiplexedConnection)>>>,
@@ -38,11 +38,6 @@ impl Server {
             current: Arc::default(),
             timeout: timeout.min(LONGEST_TIMEOUT),
         }
-    }
-
-    /// Returns the host, the port and the database, without a password.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Drops the connection. The next request opens a new one, perhaps to another server.

@@ -79,7 +79,7 @@ impl<B: Backend> Driver<B> {
         Self::build(backend, Some(Arc::new(epochs)))
     }
 
-    pub(super) fn build(backend: B, epochs: Option<Arc<dyn Epochs>>) -> Self {
+    fn build(backend: B, epochs: Option<Arc<dyn Epochs>>) -> Self {
         let store = Store {
             backend,
             counters: epochs.map(KnownCounters::new),

@@ -38,18 +38,15 @@ pub struct MemoryBackend {
 impl Driver<MemoryBackend> {
     /// Creates an empty store. Each partition takes a new epoch at its first grant.
     pub fn new(epochs: impl Epochs + 'static) -> Self {
-        Self::with_epochs(MemoryBackend::new(), epochs)
+        let backend = MemoryBackend {
+            partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
+            turns: OnceLock::default(),
+        };
+        Self::with_epochs(backend, epochs)
     }
 }
 
 impl MemoryBackend {
-    fn new() -> Self {
-        Self {
-            partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
-            turns: OnceLock::default(),
-        }
-    }
-
     fn partition(&self, number: u8) -> MutexGuard<'_, Partition> {
         // No code panics while it holds the lock.
         self.partitions[usize::from(number)]

@@ -26,14 +26,6 @@ pub struct RedisLeasesBuilder {
 }
 
 impl RedisLeasesBuilder {
-    fn new(epochs: Arc<dyn Epochs>) -> Self {
-        Self {
-            epochs,
-            key_prefix: "tower-fence".into(),
-            command_timeout: Duration::from_secs(2),
-        }
-    }
-
     /// Sets the prefix of all keys and channels: one or more characters of `A-Z a-z 0-9 - _ .`.
     /// Default: `tower-fence`.
     ///
@@ -166,7 +158,7 @@ impl RedisLeasesBuilder {
         check_key_prefix(&self.key_prefix)?;
         let server = Server::new(source, self.command_timeout);
         let backend = RedisBackend::new(Scripts::new(server, &self.key_prefix));
-        Ok(Driver::build(backend, Some(self.epochs)))
+        Ok(Driver::with_epochs(backend, self.epochs))
     }
 }
 
@@ -193,6 +185,10 @@ impl Driver<RedisBackend> {
 
     /// Returns a builder with the default settings.
     pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
-        RedisLeasesBuilder::new(Arc::new(epochs))
+        RedisLeasesBuilder {
+            epochs: Arc::new(epochs),
+            key_prefix: "tower-fence".into(),
+            command_timeout: Duration::from_secs(2),
+        }
     }
 }

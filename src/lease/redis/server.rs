@@ -264,7 +264,7 @@ impl Server {
             ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
         ) || error.detail().is_some_and(has_permanent_cause);
         let error = ServerError {
-            address: Arc::clone(self.source.address()),
+            address: Arc::clone(&self.source.address),
             source: error,
         };
         match is_permanent {

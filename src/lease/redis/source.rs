@@ -18,7 +18,7 @@ use super::connection::Connection;
 pub(super) struct Source {
     servers: Servers,
     /// The addresses of the servers without passwords, for error messages.
-    address: Arc<str>,
+    pub(super) address: Arc<str>,
 }
 
 enum Servers {
@@ -87,10 +87,6 @@ impl Source {
             servers,
             address: address.into(),
         }
-    }
-
-    pub(super) const fn address(&self) -> &Arc<str> {
-        &self.address
     }
 
     /// Returns whether keys are spread over several servers.
