@@ -68,8 +68,8 @@ pub(crate) enum To {
     /// One endpoint after the other, beginning at the current one, until one of them responds. The
     /// call may be executed twice.
     Any,
-    /// Like [`Any`](Self::Any), but beginning at the endpoint with this number, modulo the number of
-    /// endpoints.
+    /// Like [`Any`](Self::Any), but beginning at the endpoint with this number, modulo the number
+    /// of endpoints.
     AnyFrom(usize),
     /// Only the current endpoint. If the outcome is unknown, the next call goes to the next
     /// endpoint.

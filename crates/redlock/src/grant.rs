@@ -101,8 +101,9 @@ impl QuorumBackend {
     }
 
     /// Chooses the token of an attempt that has taken the key on a majority of the nodes. Seals the
-    /// token on these nodes, unless a majority has already sealed it. `answers` contains the replies
-    /// of the nodes. If the attempt gets no token, returns the reply to the step as an inner error.
+    /// token on these nodes, unless a majority has already sealed it. `answers` contains the
+    /// replies of the nodes. If the attempt gets no token, returns the reply to the step as an
+    /// inner error.
     pub(crate) async fn token(
         &self,
         subject: &Subject<'_>,
