@@ -10,59 +10,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use ::redis::Value;
+
 use super::{pause, step, sync::mpsc};
 
-pub type RedisResult<T> = Result<T, RedisError>;
-
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct RedisError(String);
-
-pub enum ErrorKind {
-    UnexpectedReturnType,
-}
-
-impl From<(ErrorKind, &'static str)> for RedisError {
-    fn from((_, why): (ErrorKind, &'static str)) -> Self {
-        Self(why.to_owned())
-    }
-}
-
-impl From<io::Error> for RedisError {
-    fn from(error: io::Error) -> Self {
-        Self(error.to_string())
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PushKind {
-    Message,
-    Disconnection,
-    SUnsubscribe,
-}
-
-#[derive(Debug)]
-pub struct PushInfo {
-    pub kind: PushKind,
-    channel: String,
-    message: String,
-}
-
-pub struct Msg(PushInfo);
-
-impl Msg {
-    pub fn from_push_info(push: PushInfo) -> Option<Self> {
-        (push.kind == PushKind::Message).then_some(Self(push))
-    }
-
-    pub fn get_payload<T: From<String>>(&self) -> RedisResult<T> {
-        Ok(self.0.message.clone().into())
-    }
-
-    pub fn get_channel_name(&self) -> &str {
-        &self.0.channel
-    }
-}
+pub use ::redis::{ErrorKind, Msg, PushInfo, PushKind, RedisError, RedisResult};
 
 /// A waiter or a holder.
 #[derive(Clone, Debug)]
@@ -119,8 +71,7 @@ impl Redis {
         self.run(|state| {
             let mut listeners = state.listeners.iter_mut();
             let listener = listeners.find(|listener| listener.connection == connection);
-            let cut = || RedisError("the connection is cut".to_owned());
-            let listener = listener.ok_or_else(cut)?;
+            let listener = listener.ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
             listener.channels.extend(channels.iter().cloned());
             Ok(())
         })
@@ -141,8 +92,7 @@ impl Redis {
         for listener in cut {
             let _ = listener.pushes.send(PushInfo {
                 kind: PushKind::Disconnection,
-                channel: String::new(),
-                message: String::new(),
+                data: vec![],
             });
         }
     }
@@ -176,8 +126,9 @@ impl State {
         for listener in &listeners {
             let _ = listener.pushes.send_at_once(PushInfo {
                 kind: PushKind::Message,
-                channel: channel.to_owned(),
-                message: message.to_owned(),
+                data: [channel, message]
+                    .map(|text| Value::BulkString(text.into()))
+                    .into(),
             });
         }
         listeners.len()

@@ -40,31 +40,7 @@ pub trait Executor {}
 
 pub struct AssertSqlSafe<T>(pub T);
 
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("no transaction was begun")]
-    BeginFailed,
-    #[error("{0}")]
-    Configuration(Box<dyn std::error::Error + Send + Sync>),
-    #[error("database")]
-    Database(Box<dyn std::error::Error + Send + Sync>),
-    #[error("{0}")]
-    InvalidArgument(String),
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("TLS")]
-    Tls(Box<dyn std::error::Error + Send + Sync>),
-    #[error("{0}")]
-    Protocol(String),
-    #[error("timed out")]
-    PoolTimedOut,
-    #[error("closed")]
-    PoolClosed,
-    #[error("crashed")]
-    WorkerCrashed,
-}
+pub use ::sqlx::{Error, Result};
 
 /// A counterpart of the crate's trait with this name, reduced to connections.
 pub trait Transactions: Database {

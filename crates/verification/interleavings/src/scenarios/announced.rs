@@ -1,17 +1,14 @@
 //! Announced grants. Each grant is announced before it is answered, and the grant to a dropped
 //! request is released.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicI64, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, atomic::AtomicI64};
 
 use shuttle::rand::{Rng, thread_rng};
 
-use super::{FOR_EVER, Source, all, by_chance, resource, some_ms, tasks};
+use super::{
+    FOR_EVER, Source, all, by_chance, resource, some_ms, tasks,
+    waiters::{becomes_free, hold},
+};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     lease::{Acquire, Announced, Lease, LeaseError, LeaseId, Leases, MemoryLeases, Renew},
@@ -176,19 +173,9 @@ pub async fn grants_to_dropped_requests_are_released() {
                     Err(error) => assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}"),
                 }
             };
-            let token = lease.token.get();
-            assert!(
-                highest.swap(token, SeqCst) < token,
-                "tokens do not increase"
-            );
-            sleep(some_ms([0, 1])).await;
-            assert_eq!(highest.load(SeqCst), token, "two holders have the lease");
-            leases.release(&resource, &lease.id).await.unwrap();
+            hold(&*leases, &lease, &highest).await;
         }
     });
     all(holders).await;
-    // The release of the lease of a dropped request may not have run yet.
-    while leases.inspect(&resource()).await.unwrap().is_some() {
-        sleep(Duration::from_millis(1)).await;
-    }
+    becomes_free(&*leases).await;
 }

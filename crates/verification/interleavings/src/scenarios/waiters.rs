@@ -11,7 +11,7 @@ use std::{
 
 use super::{FOR_EVER, all, by_chance, resource, some_ms, tasks};
 use crate::{
-    lease::{Acquire, Driver, Leases},
+    lease::{Acquire, Driver, Lease, Leases},
     model::{
         clock::sleep, postgres::Postgres, redis::Redis, scripts::scripts::Scripts,
         tokio::time::timeout,
@@ -61,12 +61,7 @@ pub async fn every_waiter_gets_the_lease<L: Leases + Clone>(
             };
             assert!(acquired.is_ok() || n > 2, "{acquired:?}");
             if let Ok(lease) = acquired {
-                let token = lease.token.get();
-                let before = highest.swap(token, SeqCst);
-                assert!(before < token, "tokens do not increase");
-                sleep(some_ms([0, 1, 3])).await;
-                assert_eq!(highest.load(SeqCst), token, "two holders have the lease");
-                leases.release(&resource, &lease.id).await.unwrap();
+                hold(&leases, &lease, &highest).await;
             }
         }
     });
@@ -80,8 +75,23 @@ pub async fn every_waiter_gets_the_lease<L: Leases + Clone>(
         }
     }));
     all(holders).await;
-    // A dropped request leaves no lease.
-    while processes[0].inspect(&resource).await.unwrap().is_some() {
+    becomes_free(&processes[0]).await;
+}
+
+/// Holds the lease for a moment, and releases it. `highest` is the token of the last holder.
+pub async fn hold(leases: &impl Leases, lease: &Lease, highest: &AtomicI64) {
+    let token = lease.token.get();
+    let before = highest.swap(token, SeqCst);
+    assert!(before < token, "tokens do not increase");
+    sleep(some_ms([0, 1, 3])).await;
+    assert_eq!(highest.load(SeqCst), token, "two holders have the lease");
+    leases.release(&lease.resource, &lease.id).await.unwrap();
+}
+
+/// Waits until no lease is held. The release of the lease of a dropped request may not have run
+/// yet.
+pub async fn becomes_free(leases: &impl Leases) {
+    while leases.inspect(&resource()).await.unwrap().is_some() {
         sleep(Duration::from_millis(5)).await;
     }
 }
