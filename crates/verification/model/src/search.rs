@@ -78,13 +78,16 @@ impl<R: PartialEq> Rules<R> {
     }
 }
 
-/// Defines the enum `Rule` of a world: its rules in the order of the table, each with its text.
+/// Defines the enum `Rule` of a world, its rules in the order of the table, each with its text, and
+/// `Rules`, the rules in effect.
 macro_rules! rules {
     ($($rule:ident: $text:literal,)+) => {
         #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
         pub enum Rule {
             $(#[doc = $text] $rule,)+
         }
+
+        pub type Rules = $crate::search::Rules<Rule>;
 
         impl Rule {
             pub const ALL: &[Self] = &[$(Self::$rule,)+];
@@ -127,32 +130,14 @@ pub(crate) use promises;
 /// Searches whole worlds, and returns the number of states of each. Every promise must hold, and
 /// each possible outcome must be reached in each world.
 pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
-    let search = |world| reach_all(builder(world).spawn_bfs());
+    let search = |world| count(builder(world).spawn_bfs(), true);
     worlds.into_iter().map(search).collect()
 }
 
 /// Like [`hold`], for large worlds.
 pub fn hold_depth_first<W: World>(worlds: Vec<W>) -> Vec<usize> {
-    let search = |world| reach_all(builder(world).spawn_dfs());
+    let search = |world| count(builder(world).spawn_dfs(), true);
     worlds.into_iter().map(search).collect()
-}
-
-/// Returns the number of states. Every promise must hold, and each outcome must be reached.
-fn reach_all<W: World>(checker: impl Checker<W>) -> usize {
-    let checker = keep(checker);
-    for property in checker.model().properties() {
-        let is_end = property.expectation == Expectation::Sometimes;
-        if is_end && checker.discovery(property.name).is_none() {
-            panic!("{}: not reached: {}", W::NAME, property.name);
-        }
-    }
-    checker.unique_state_count()
-}
-
-/// Prepares a search that ends early if a promise is broken.
-fn builder<W: World>(world: W) -> CheckerBuilder<W> {
-    let builder = world.checker().threads(2);
-    builder.finish_when(HasDiscoveries::AnyFailures)
 }
 
 /// Searches the bounds of all rules with all rules in effect, and returns their total number of
@@ -166,29 +151,36 @@ pub fn hold_in_bounds_of_rules<W: World>() -> usize {
     for world in bounds {
         if !searched.contains(&name(&world)) {
             searched.push(name(&world));
-            states += keep(builder(world).spawn_bfs()).unique_state_count();
+            states += count(builder(world).spawn_bfs(), false);
         }
     }
     states
 }
 
-/// Searches a whole world. Its promises must hold.
-fn keep<W: World>(checker: impl Checker<W>) -> impl Checker<W> {
+/// Prepares a search that ends early if a promise is broken.
+fn builder<W: World>(world: W) -> CheckerBuilder<W> {
+    let builder = world.checker().threads(2);
+    builder.finish_when(HasDiscoveries::AnyFailures)
+}
+
+/// Searches a whole world, and returns the number of states. Every promise must hold. If
+/// `reaches_all` is set, each possible outcome must be reached.
+fn count<W: World>(checker: impl Checker<W>, reaches_all: bool) -> usize {
     let checker = checker.join();
     for property in checker.model().properties() {
-        match property.expectation {
-            Expectation::Always => {
-                if let Some(path) = checker.discovery(property.name) {
-                    let steps = format_steps(&path.into_actions());
-                    panic!(
-                        "{}: broken promise: {}, after\n{steps}",
-                        W::NAME,
-                        property.name
-                    )
-                }
+        let path = checker.discovery(property.name);
+        match (property.expectation, path) {
+            (Expectation::Always, Some(path)) => panic!(
+                "{}: broken promise: {}, after\n{}",
+                W::NAME,
+                property.name,
+                format_steps(&path.into_actions())
+            ),
+            (Expectation::Sometimes, None) if reaches_all => {
+                panic!("{}: not reached: {}", W::NAME, property.name)
             }
-            Expectation::Sometimes => {}
-            Expectation::Eventually => {
+            (Expectation::Always | Expectation::Sometimes, _) => {}
+            (Expectation::Eventually, _) => {
                 panic!("stateright does not find all violations of `eventually`")
             }
         }
@@ -198,7 +190,7 @@ fn keep<W: World>(checker: impl Checker<W>) -> impl Checker<W> {
         "{}: {states} states, every promise holds",
         W::NAME
     ));
-    checker
+    states
 }
 
 /// Leaves out each rule alone. Compares the promise that breaks, and the number of steps, with the

@@ -10,7 +10,7 @@ use tower_fence::{
 use tower_fence_model::lease::{
     Kind, Of,
     losses::{
-        Bounds, Loss, Losses, Step,
+        Loss, Losses, Step,
         state::{Holder, State},
     },
 };
@@ -199,7 +199,7 @@ fn asks(step: Step) -> Option<Of> {
 async fn walks(seeds: u64, losses: &'static [Loss]) {
     let mut drawn = Drawn::default();
     for seed in 0..seeds {
-        let world = Losses::within(Bounds {
+        let world = Losses {
             losses,
             most: 5,
             apart: seed % 2 == 1,
@@ -207,9 +207,9 @@ async fn walks(seeds: u64, losses: &'static [Loss]) {
             releases: true,
             new_tokens: 6,
             numbers: NUMBERS,
-            ..Bounds::default()
-        });
-        let mut real = Real::start(world.bounds.apart).await;
+            ..Losses::default()
+        };
+        let mut real = Real::start(world.apart).await;
         let mut walk = Walk::begin(&world, seed, &mut drawn);
         for _ in 0..STEPS {
             let steps = world.calls(&walk.state);

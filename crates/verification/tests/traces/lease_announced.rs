@@ -11,7 +11,7 @@ use tower_fence::{
 use tower_fence_model::lease::{
     Kind,
     last_word::{
-        Bounds, LastWord, Loss, Step,
+        LastWord, Loss, Step,
         state::{Holder, State},
     },
 };
@@ -146,15 +146,15 @@ fn answer(before: &State, after: &State, step: Step) -> Answer {
     }
 }
 
-fn bounds() -> Bounds {
-    Bounds {
+fn bounds() -> LastWord {
+    LastWord {
         forged: 1,
         next_is_forged: true,
         neighbours: 2,
         renewals: true,
         releases: true,
         new_tokens: 4,
-        ..Bounds::default()
+        ..LastWord::default()
     }
 }
 
@@ -184,11 +184,10 @@ fn next(world: &LastWord, state: &State, step: Step) -> State {
 /// Takes walks. `real` creates the issuers of each walk, on a new database.
 async fn walks<L: LeaseAdmin>(
     seeds: u64,
-    bounds: Bounds,
+    world: LastWord,
     real: impl AsyncFn(Fresh<Postgres>) -> Real<L>,
     lose: impl AsyncFn(&mut Real<L>, Step),
 ) {
-    let world = LastWord::within(bounds);
     let mut drawn = Drawn::default();
     for seed in 0..seeds {
         let mut real = real(Postgres::fresh(8).await).await;
@@ -248,7 +247,7 @@ async fn announced_leases_match_the_model_despite_losses_of_redis() {
         Loss::IssuerRestarts(0),
         Loss::IssuerRestarts(1),
     ];
-    let bounds = Bounds {
+    let bounds = LastWord {
         losses: LOSSES,
         most: 4,
         ..bounds()
@@ -302,7 +301,7 @@ async fn announced_leases_in_the_process_match_the_model() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_in_postgres_match_the_model() {
-    let bounds = Bounds {
+    let bounds = LastWord {
         one_database: true,
         ..bounds()
     };

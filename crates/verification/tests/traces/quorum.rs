@@ -1,7 +1,7 @@
 //! Random walks through the model of a quorum, which real nodes execute.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
-use tower_fence_model::quorum::{Bounds, Quorum, Step};
+use tower_fence_model::quorum::{Quorum, Step};
 
 use super::{
     broken::Change,
@@ -20,8 +20,7 @@ const NEVER_AFTER_RESTARTS: &str = "a lease is granted after all restarts";
 const STEPS: usize = 60;
 
 /// Takes one walk from the initial state. The walk includes steps that the nodes must refuse.
-async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
-    let world = Quorum::new(bounds);
+async fn walk(nodes: &mut Nodes, world: Quorum, seed: u64, drawn: &mut Drawn) {
     let mut refused = StdRng::seed_from_u64(!seed);
     let mut walk = Walk::begin(&world, seed, drawn);
     nodes.begin(&walk.state).await;
@@ -62,9 +61,9 @@ pub async fn lose_keys(change: Option<Change>) {
     let urls = shared_node_urls();
     let mut drawn = Drawn::default();
     for seed in 0..15 {
-        for bounds in Bounds::walks() {
+        for world in Quorum::walks() {
             let mut nodes = Nodes::of(&urls, vec![], change).await;
-            walk(&mut nodes, bounds, seed, &mut drawn).await;
+            walk(&mut nodes, world, seed, &mut drawn).await;
         }
     }
     drawn.are_all_but(&[NEVER]);
@@ -79,9 +78,9 @@ async fn restarted_nodes_match_the_model() {
     let mut drawn = Drawn::default();
     let urls: Vec<_> = own.iter().map(RedisServer::url).collect();
     for seed in 0..5 {
-        for bounds in Bounds::walks() {
+        for world in Quorum::walks() {
             let mut nodes = Nodes::of(&urls, own, None).await;
-            walk(&mut nodes, bounds.with_restarts(), seed, &mut drawn).await;
+            walk(&mut nodes, world.with_restarts(), seed, &mut drawn).await;
             own = nodes.into_own();
         }
     }

@@ -94,11 +94,10 @@ impl Nodes {
 
     /// Creates the token counters of the initial state.
     pub async fn begin(&mut self, state: &State) {
-        for model in &state.nodes {
+        for (node, model) in state.nodes.iter().enumerate() {
             let Some(counter) = model.server.counter else {
                 continue;
             };
-            let node = model.name.0 - 1;
             let info = self.command(node, &["INFO", "replication"]).await;
             let info: String = redis::from_redis_value(info).unwrap();
             let (_, replication_id) = info.split_once("master_replid:").unwrap();
@@ -127,13 +126,12 @@ impl Nodes {
         step: Step,
         answer: Answer,
     ) -> bool {
-        let place = |at: At| state.nodes[at.node].name.0 - 1;
         let (at, resource, lease, text, more) = match step {
             Step::Choose(..) => return true,
             Step::Take(Of(request, of), at, expired) => {
                 if expired {
                     let key = self.lease(of.resource);
-                    self.command(place(at), &["DEL", &key]).await;
+                    self.command(at.node, &["DEL", &key]).await;
                 }
                 let mut more = attempt(world.sender(request));
                 more.push(TTL_MS.to_owned());
@@ -155,26 +153,29 @@ impl Nodes {
                 (at, of.resource, of.lease, text, more)
             }
             Step::Begin(Of(request, of), at) => {
-                let (Some(blank), Some(epoch)) =
-                    (state.blank(request, at), state.requests[request].epoch)
-                else {
+                let (Some(blank), Some(epoch)) = (
+                    state.nodes[at.node].asked[request].blank,
+                    state.requests[request].epoch,
+                ) else {
                     return false;
                 };
-                let mut more = self.nodes[place(at)].counter(blank).to_vec();
+                let mut more = self.nodes[at.node].counter(blank).to_vec();
                 more.push(epoch.to_string());
                 (at, of.resource, of.lease, script!("begin.lua"), more)
             }
             Step::Seal(Of(request, of), at) => {
-                let (Some(stamp), Some(choice)) =
-                    (state.stamp(request, at), state.requests[request].choice)
-                else {
+                let (Some(taken), Some(choice)) = (
+                    state.nodes[at.node].asked[request].taken,
+                    state.requests[request].choice,
+                ) else {
                     return false;
                 };
                 let mut more = attempt(world.sender(request));
-                more.extend(self.nodes[place(at)].stamp(stamp));
+                more.extend(self.nodes[at.node].stamp(taken.stamp));
                 let (epoch, n) = (choice.count.epoch, choice.count.n);
                 more.extend([number(choice.token), epoch.to_string(), n.to_string()]);
-                more.push(digits(state.replaced(request)));
+                let replaced = state.requests[request].holder;
+                more.push(digits(replaced.map(|holder| holder.token)));
                 (at, of.resource, of.lease, script!("seal.lua"), more)
             }
             Step::CleanUp(Of(request, of), at) => {
@@ -183,7 +184,10 @@ impl Nodes {
                 (at, of.resource, of.lease, script!("abandon.lua"), newest)
             }
             Step::Renew(renewal, lease, at) => {
-                let Some(holder) = state.renewing(renewal).or(world.holder(state, lease)) else {
+                let Some(holder) = state.renewals[renewal]
+                    .holder
+                    .or(world.holder(state, lease))
+                else {
                     return false;
                 };
                 let mut more = attempt(world.holding(lease, holder));
@@ -191,7 +195,7 @@ impl Nodes {
                 (at, 0, lease, script!("renew.lua"), more)
             }
             Step::Release(release, lease, at) => {
-                let Some(holder) = state.releasing(release).or(world.holder(state, lease)) else {
+                let Some(holder) = state.releases[release].or(world.holder(state, lease)) else {
                     return false;
                 };
                 let mut more = attempt(world.holding(lease, holder));
@@ -200,11 +204,11 @@ impl Nodes {
             }
             Step::ReadKey(_, lease, at) => (at, 0, lease, script!("read.lua"), vec![]),
             Step::End(ended, lease, at) => {
-                let found = self.nodes[place(at)].found[&ended].clone();
+                let found = self.nodes[at.node].found[&ended].clone();
                 (at, 0, lease, script!("end.lua"), vec![found])
             }
             fault => {
-                self.lose(state, fault).await;
+                self.lose(fault).await;
                 return true;
             }
         };
@@ -213,7 +217,7 @@ impl Nodes {
             Step::ReadKey(..) | Step::End(..) => String::new(),
             _ => letter(lease),
         };
-        let node = place(at);
+        let node = at.node;
         self.drawn += 1;
         let (counter, lease) = (self.counter(), self.lease(resource));
         let fresh = format!("{:032x}", self.drawn);
@@ -237,39 +241,38 @@ impl Nodes {
         self.nodes[node].says(answer, &said)
     }
 
-    async fn lose(&mut self, state: &State, fault: Step) {
-        let place = |at: At| state.nodes[at.node].name.0 - 1;
+    async fn lose(&mut self, fault: Step) {
         match fault {
             Step::Expire(resource, at) => {
                 let key = self.lease(resource);
-                self.command(place(at), &["DEL", &key]).await;
+                self.command(at.node, &["DEL", &key]).await;
             }
             Step::Evict(at) => {
                 let key = self.counter();
-                self.command(place(at), &["DEL", &key]).await;
+                self.command(at.node, &["DEL", &key]).await;
             }
             Step::Flush(at) => {
-                self.own(at, state);
-                self.command(place(at), &["FLUSHALL"]).await;
+                self.own(at);
+                self.command(at.node, &["FLUSHALL"]).await;
             }
             Step::Save(at) => {
-                self.nodes[place(at)].saved = self.own(at, state).append_only_files();
+                self.nodes[at.node].saved = self.own(at).append_only_files();
             }
             Step::RestartEmpty(at) => {
-                self.own(at, state);
-                self.command(place(at), &["FLUSHALL"]).await;
-                self.restart(place(at), vec![]).await;
+                self.own(at);
+                self.command(at.node, &["FLUSHALL"]).await;
+                self.restart(at.node, vec![]).await;
             }
             Step::RestartFromDisk(at) => {
-                let saved = std::mem::take(&mut self.nodes[place(at)].saved);
-                self.restart(place(at), saved).await;
+                let saved = std::mem::take(&mut self.nodes[at.node].saved);
+                self.restart(at.node, saved).await;
             }
             other => panic!("no node does that: {other:?}"),
         }
     }
 
-    fn own(&mut self, at: At, state: &State) -> &RedisServer {
-        &self.own[state.nodes[at.node].name.0 - 1]
+    fn own(&mut self, at: At) -> &RedisServer {
+        &self.own[at.node]
     }
 
     async fn restart(&mut self, node: usize, files: Vec<(PathBuf, Vec<u8>)>) {
@@ -288,14 +291,14 @@ impl Nodes {
             .iter_mut()
             .map(|node| node.read_all(&counter, &leases));
         let found = join_all(snapshots).await;
-        state.nodes.iter().all(|model| {
-            let place = model.name.0 - 1;
+        state.nodes.iter().enumerate().all(|(place, model)| {
             let (counter, leases) = &found[place];
             let is_as = self.nodes[place].is_as(&model.server, counter, leases);
             if !is_as {
                 println!(
                     "node {}: {counter:?} {leases:?} is not {:?}",
-                    model.name.0, model.server
+                    place + 1,
+                    model.server
                 );
             }
             is_as

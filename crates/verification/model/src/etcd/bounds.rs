@@ -1,9 +1,11 @@
 //! The bounds of the searches.
 
-use super::{rules::Rule, state::Spent};
+use super::{Rule, Rules, state::Spent};
+use crate::search::World;
 
+/// An etcd cluster, two issuers, and the database that assigns epochs.
 #[derive(Clone, Debug)]
-pub struct Bounds {
+pub struct Etcd {
     pub(super) requests: Vec<Request>,
     pub(super) begins: Begins,
     /// Whether a snapshot was taken at the beginning.
@@ -16,6 +18,7 @@ pub struct Bounds {
     pub(super) expires: bool,
     /// Events that occur a limited number of times.
     pub(super) most: Spent,
+    pub(super) rules: Rules,
 }
 
 /// The initial keys of etcd.
@@ -87,7 +90,7 @@ const MOVE_A_AT_SECOND: Request = Request::new(0, 1, Kind::Move);
 const RELEASE_A: Request = Request::new(0, 0, Kind::Release);
 const RELEASE_A_AT_SECOND: Request = Request::new(0, 1, Kind::Release);
 
-impl Bounds {
+impl Etcd {
     fn of(requests: &[Request]) -> Self {
         Self {
             requests: requests.to_vec(),
@@ -97,6 +100,7 @@ impl Bounds {
             gives_up: false,
             expires: true,
             most: Spent::default(),
+            rules: Rules::default(),
         }
     }
 
@@ -154,8 +158,15 @@ impl Bounds {
         self.begins = Begins::AfterRestore;
         self
     }
+}
 
-    pub fn small() -> Vec<Self> {
+impl World for Etcd {
+    type Rule = Rule;
+    const NAME: &'static str = "Leases in etcd";
+    const RULES: &'static [Rule] = Rule::ALL;
+    const BOUNDS_OF_RULES_ADD: bool = true;
+
+    fn worlds() -> Vec<Self> {
         vec![
             Self::of(&[A, B]).empty().restores(1, 1).copies(1),
             Self::of(&[A, B]).restores(1, 1).copies(1),
@@ -173,7 +184,7 @@ impl Bounds {
         ]
     }
 
-    pub fn large() -> Vec<Self> {
+    fn large_worlds() -> Vec<Self> {
         vec![
             Self::of(&[A, B]).restores(1, 2).copies(1),
             Self::of(&[A, B, C]).restores(1, 1),
@@ -191,8 +202,7 @@ impl Bounds {
         ]
     }
 
-    /// Returns the smallest bounds in which a promise breaks without the rule.
-    pub fn of_rule(rule: Rule) -> Self {
+    fn in_bounds_of(rule: Rule) -> Self {
         match rule {
             Rule::EtcdLeaseOfAttempt => Self::of(&[A, RELEASE_A, A_AT_SECOND.after(1)]).copies(1),
             Rule::EtcdLeaseOnce => Self::of(&[A, A_AT_SECOND]).copies(1),
@@ -217,5 +227,10 @@ impl Bounds {
             Rule::ReleaseUnmoved => Self::of(&[A, MOVE_A, RELEASE_A]).gives_up(),
             Rule::NotFoundReads | Rule::MoveRevokes => Self::of(&[A, MOVE_A_AT_SECOND, RELEASE_A]),
         }
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.rules = Rules::without(rule);
+        self
     }
 }

@@ -1,19 +1,18 @@
 //! A request for a lease, and a renewal with another TTL.
 
 use super::{
-    Etcd,
-    bounds::{Kind, Request},
+    Of, Promise, Rule,
+    bounds::{Etcd, Kind},
     judge::{Judgement, Status, judge},
-    rules::{Promise, Rule},
     server::{Found, Incarnation, Row, Seen, Token, Write},
     state::{Needs, Stage, State},
-    step::Of,
 };
 
 impl Etcd {
     /// Sends the transaction that writes the key, and returns the data that it reads. Returns
     /// `None` if the etcd lease of the request no longer exists.
-    pub(super) fn write(&self, state: &mut State, place: usize, request: &Request) -> Option<Seen> {
+    pub(super) fn write(&self, state: &mut State, of: Of) -> Option<Seen> {
+        let Of(place, request) = of;
         let Stage::Ready(replaces) = state.requests[place].stage else {
             return None;
         };
@@ -39,7 +38,8 @@ impl Etcd {
     /// Whether the next transaction of a request only reads. This applies to renewals with the same
     /// TTL, to the first transaction of a renewal with another TTL, and after a transaction that
     /// may have written the key.
-    pub(super) fn only_reads(&self, state: &State, place: usize, request: &Request) -> bool {
+    pub(super) fn only_reads(&self, state: &State, of: Of) -> bool {
+        let Of(place, request) = of;
         let progress = &state.requests[place];
         let Stage::Ready(replaces) = progress.stage else {
             return true;
@@ -51,11 +51,12 @@ impl Etcd {
         is_first_of_move || has_written && !is_own
     }
 
-    pub(super) fn transact(&self, state: &mut State, place: usize, request: &Request) {
-        let reads = self.only_reads(state, place, request);
+    pub(super) fn transact(&self, state: &mut State, of: Of) {
+        let Of(place, request) = of;
+        let reads = self.only_reads(state, of);
         let seen = match reads {
             true => Some(state.etcd.read(request.resource)),
-            false => self.write(state, place, request),
+            false => self.write(state, of),
         };
         let Some(seen) = seen else {
             state.requests[place].stage = Stage::Over;
@@ -67,24 +68,18 @@ impl Etcd {
             false => state.requests[place].is_checked || !self.rules.has(Rule::Checked),
         };
         match is_checked {
-            true => self.decide(state, place, request, &seen, None),
+            true => self.decide(state, of, &seen, None),
             false => state.requests[place].stage = Stage::Answered(seen),
         }
     }
 
     /// Decides the next stage from the answer of a transaction.
-    pub(super) fn decide(
-        &self,
-        state: &mut State,
-        place: usize,
-        request: &Request,
-        seen: &Seen,
-        status: Option<Status>,
-    ) {
+    pub(super) fn decide(&self, state: &mut State, of: Of, seen: &Seen, status: Option<Status>) {
+        let Of(place, request) = of;
         let judged = judge(self.rules, seen, status);
         let key = seen.key.filter(|key| key.lease == request.lease);
         if request.kind == Kind::Renew {
-            self.decide_renewal(state, place, request, judged, key);
+            self.decide_renewal(state, of, judged, key);
             return;
         }
         let row = match judged {
@@ -119,10 +114,10 @@ impl Etcd {
                     let token = key.token;
                     progress.stage = Stage::Moved { old, token };
                 }
-                None => self.answer(state, place, request, key.token),
+                None => self.answer(state, of, key.token),
             }
         } else if counts && !self.rules.has(Rule::RepeatMoves) {
-            self.answer(state, place, request, key.token);
+            self.answer(state, of, key.token);
         } else if (is_own || may_write) && (counts || request.kind == Kind::Acquire) {
             progress.stage = Stage::Ready(Some(Found {
                 written: key.written,
@@ -135,9 +130,10 @@ impl Etcd {
     }
 
     /// Answers a request for a lease or its renewal.
-    pub(super) fn answer(&self, state: &mut State, place: usize, request: &Request, token: Token) {
+    pub(super) fn answer(&self, state: &mut State, of: Of, token: Token) {
+        let Of(place, request) = of;
         let before = state.requests[place].before;
-        let others = self.bounds.requests.iter().zip(&state.requests);
+        let others = self.requests.iter().zip(&state.requests);
         let mut others = others.filter(|(other, _)| {
             other.resource == request.resource && other.lease != request.lease
         });
@@ -160,7 +156,7 @@ impl Etcd {
         };
         let keeps_old = !self.rules.has(Rule::ReleaseUnmoved);
         let cached = &mut state.issuers[request.issuer].etcd_leases[lease];
-        if self.bounds.is_of_use(request) && !(keeps_old && cached.is_some()) {
+        if self.is_of_use(&request) && !(keeps_old && cached.is_some()) {
             *cached = granted;
         }
     }

@@ -1,10 +1,9 @@
 //! Renewals, releases, and requests that give up.
 
 use super::{
-    Etcd,
-    bounds::{Kind, Request},
+    Of, Promise, Rule, Rules,
+    bounds::{Etcd, Kind, Request},
     judge::{Judgement, Status, judge},
-    rules::{Promise, Rule, Rules},
     server::{Key, Row},
     state::{Stage, State},
 };
@@ -13,11 +12,11 @@ impl Etcd {
     pub(super) fn decide_renewal(
         &self,
         state: &mut State,
-        place: usize,
-        request: &Request,
+        of: Of,
         judged: Judgement,
         key: Option<Key>,
     ) {
+        let place = of.0;
         let counts = |key: &Key| match judged {
             Judgement::Usable(row) => key.counts(&row) || !self.rules.has(Rule::RenewalCounts),
             Judgement::NeedsEpoch(_) => !self.rules.has(Rule::RenewalCounts),
@@ -26,7 +25,7 @@ impl Etcd {
         let found = state.requests[place].found;
         match key.filter(counts) {
             Some(key) if found == Some(key.etcd_lease) => {
-                self.answer(state, place, request, key.token);
+                self.answer(state, of, key.token);
             }
             Some(key) => state.requests[place].stage = Stage::Found(key.etcd_lease),
             None => state.requests[place].stage = Stage::Over,
@@ -35,9 +34,10 @@ impl Etcd {
 
     /// Reads the key, for a renewal or a release whose issuer does not have the etcd lease in
     /// memory.
-    pub(super) fn read_key(&self, state: &mut State, place: usize, request: &Request) {
+    pub(super) fn read_key(&self, state: &mut State, of: Of) {
+        let Of(place, request) = of;
         if state.requests[place].stage == Stage::New {
-            state.requests[place].before = self.before(state, request);
+            state.requests[place].before = self.before(state, &request);
         }
         let key = state.etcd.keys[request.resource];
         let key = key.filter(|key| key.lease == request.lease);
@@ -47,12 +47,8 @@ impl Etcd {
         };
     }
 
-    pub(super) fn keep_alive(
-        &self,
-        state: &mut State,
-        place: usize,
-        request: &Request,
-    ) -> Option<()> {
+    pub(super) fn keep_alive(&self, state: &mut State, of: Of) -> Option<()> {
+        let Of(place, request) = of;
         let lease = usize::from(request.lease);
         let cached = state.issuers[request.issuer].etcd_leases[lease];
         let (etcd_lease, is_cached) = match state.requests[place].stage {
@@ -60,14 +56,14 @@ impl Etcd {
             _ => (cached?, true),
         };
         if is_cached {
-            state.requests[place].before = self.before(state, request);
+            state.requests[place].before = self.before(state, &request);
         }
         if state.etcd.has_lease(etcd_lease) {
             state.requests[place].found = Some(etcd_lease);
             state.requests[place].stage = Stage::Alive(etcd_lease);
             if !self.rules.has(Rule::RenewalReads) {
                 let own = state.requests[place].before.own;
-                self.answer(state, place, request, own);
+                self.answer(state, of, own);
             }
         } else if is_cached {
             state.issuers[request.issuer].etcd_leases[lease] = None;
@@ -78,13 +74,14 @@ impl Etcd {
         Some(())
     }
 
-    pub(super) fn release(&self, state: &mut State, place: usize, request: &Request) -> Option<()> {
+    pub(super) fn release(&self, state: &mut State, of: Of) -> Option<()> {
+        let Of(place, request) = of;
         let lease = usize::from(request.lease);
         let cached = state.issuers[request.issuer].etcd_leases[lease].take();
         let etcd_lease = match state.requests[place].stage {
             Stage::Found(found) => found,
             _ => {
-                state.requests[place].before = self.before(state, request);
+                state.requests[place].before = self.before(state, &request);
                 cached?
             }
         };
@@ -94,7 +91,7 @@ impl Etcd {
             return Some(());
         }
         let key = state.etcd.keys[request.resource];
-        if key.is_some_and(|key| self.was_to_be_released(state, request, &key)) {
+        if key.is_some_and(|key| self.was_to_be_released(state, &request, &key)) {
             state.fail(Promise::Released);
         }
         state.released[lease] = true;
@@ -105,7 +102,7 @@ impl Etcd {
     /// Whether the release should have deleted this key. If another issuer has moved the key for a
     /// renewal that was never answered, the issuer that releases the lease cannot know of the move.
     fn was_to_be_released(&self, state: &State, released: &Request, key: &Key) -> bool {
-        let mut requests = self.bounds.requests.iter().enumerate();
+        let mut requests = self.requests.iter().enumerate();
         let is_unknown = requests.any(|(place, request)| {
             request.issuer != released.issuer
                 && state.requests[place].stage == Stage::Over
@@ -117,7 +114,8 @@ impl Etcd {
 
     /// Gives up a request that is in progress. A renewal revokes nothing. A repeated request
     /// revokes nothing if its lease may have been granted to an earlier request.
-    pub(super) fn give_up(&self, state: &mut State, place: usize, request: &Request) {
+    pub(super) fn give_up(&self, state: &mut State, of: Of) {
+        let Of(place, request) = of;
         let has_moved = state.requests[place].found.is_some();
         let leaves = request.kind == Kind::Move || has_moved && self.rules.has(Rule::GiveUpOwn);
         state.requests[place].stage = Stage::Over;
@@ -128,16 +126,16 @@ impl Etcd {
 
     /// Revokes an etcd lease. Returns whether it existed.
     pub(super) fn revoke(&self, state: &mut State, place: usize, etcd_lease: u8) -> bool {
-        let resource = self.bounds.requests[place].resource;
+        let resource = self.requests[place].resource;
         let row = counting_row(state, resource);
         let (existed, ended) = state.etcd.end_lease(etcd_lease);
         state.requests[place].sent.revoke = Some(etcd_lease);
         if let (Some(key), Some(row)) = (ended, row)
             && key.counts(&row)
         {
-            let releases = self.bounds.requests[place].kind == Kind::Release;
+            let releases = self.requests[place].kind == Kind::Release;
             let is_own = releases && state.requests[place].before.own == key.token;
-            let mut requests = self.bounds.requests.iter().zip(&state.requests);
+            let mut requests = self.requests.iter().zip(&state.requests);
             let stands = requests.any(|(other, progress)| {
                 other.lease == key.lease && progress.token == Some(key.token)
             });

@@ -1,7 +1,7 @@
 //! The conclusions of an issuer from the answers of etcd.
 
 use super::{
-    rules::{Rule, Rules},
+    Rule, Rules,
     server::{Row, Seen, Server},
     state::Needs,
 };

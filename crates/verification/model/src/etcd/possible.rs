@@ -1,13 +1,11 @@
 //! The possible steps.
 
 use super::{
-    Etcd,
-    bounds::Kind,
+    Of, Rule, Step,
+    bounds::{Etcd, Kind},
     judge::{Judgement, Status, judge},
-    rules::Rule,
     server::PARTITIONS,
     state::{Stage, State},
-    step::{Of, Step},
 };
 
 impl Etcd {
@@ -36,7 +34,7 @@ impl Etcd {
                 } else {
                     steps.push(Step::Txn(of));
                 }
-                let writes = !self.only_reads(state, place, &request);
+                let writes = !self.only_reads(state, of);
                 if writes && self.has_copies(state) {
                     steps.push(Step::TxnWithoutAnswer(of));
                 }
@@ -54,13 +52,13 @@ impl Etcd {
             Stage::ReadsKey => steps.push(Step::ReadKey(of)),
             Stage::Done | Stage::Over => {}
         }
-        if acquires && self.bounds.gives_up && progress.stage.is_under_way() {
+        if acquires && self.gives_up && progress.stage.is_under_way() {
             steps.push(Step::GiveUp(of));
         }
     }
 
     /// Lists the calls of a request that may arrive a second time.
-    pub(super) fn copies(&self, state: &State, of: Of, steps: &mut Vec<Step>) {
+    pub(super) fn late_copies(&self, state: &State, of: Of, steps: &mut Vec<Step>) {
         if !self.has_copies(state) {
             return;
         }
@@ -85,18 +83,12 @@ impl Etcd {
     }
 
     pub(super) fn has_copies(&self, state: &State) -> bool {
-        state.spent.copies < self.bounds.most.copies
+        state.spent.copies < self.most.copies
     }
 
     pub(super) fn fault_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        let (spent, most) = (state.spent, self.bounds.most);
-        for key in state
-            .etcd
-            .keys
-            .iter()
-            .flatten()
-            .filter(|_| self.bounds.expires)
-        {
+        let (spent, most) = (state.spent, self.most);
+        for key in state.etcd.keys.iter().flatten().filter(|_| self.expires) {
             steps.push(Step::Expire(key.etcd_lease));
         }
         if spent.snapshots < most.snapshots && state.saved != Some(state.etcd) {
@@ -131,7 +123,7 @@ impl Etcd {
     }
 
     fn may_begin(&self, state: &State, place: usize) -> bool {
-        let requests = &self.bounds.requests;
+        let requests = &self.requests;
         let request = requests[place];
         if let Some(earlier) = request.after
             && state.requests[earlier].stage != Stage::Done
@@ -159,7 +151,7 @@ impl Etcd {
 
     /// Whether two requests are interchangeable.
     fn are_alike(&self, one: usize, other: usize) -> bool {
-        let requests = &self.bounds.requests;
+        let requests = &self.requests;
         let is_alone = |request: usize| {
             let lease = requests[request].lease;
             let of_lease = requests.iter().filter(|request| request.lease == lease);

@@ -1,8 +1,8 @@
 //! The state of the world: etcd, the issuers, and the progress of each request.
 
 use super::{
-    bounds::{Begins, Bounds},
-    rules::Promise,
+    Promise,
+    bounds::{Begins, Etcd},
     server::{Found, Incarnation, PARTITIONS, Row, Seen, Server, Token, Write},
 };
 
@@ -144,8 +144,8 @@ pub(super) struct Sent {
 }
 
 impl State {
-    pub(super) fn new(bounds: &Bounds) -> Self {
-        let etcd = match bounds.begins {
+    pub(super) fn new(world: &Etcd) -> Self {
+        let etcd = match world.begins {
             Begins::Empty => Server::empty(),
             Begins::Begun => Server::begun(),
             Begins::AfterRestore => Server::begun_after_restore(),

@@ -1,13 +1,11 @@
 //! The effects of the steps.
 
 use super::{
-    Etcd,
-    bounds::{Kind, Request},
+    Of, Rule, Step,
+    bounds::{Etcd, Kind, Request},
     judge::Status,
-    rules::Rule,
     server::PARTITIONS,
     state::{Before, Sent, SinceRestore, Stage, State},
-    step::{Of, Step},
 };
 
 /// The amount by which the lead grows while many leases are granted and released.
@@ -24,18 +22,18 @@ impl Etcd {
                 next.requests[place].sent.lease_grant = true;
                 next.etcd.grant_lease(self.etcd_lease(place));
             }
-            Step::Txn(Of(place, request)) => self.transact(&mut next, place, &request),
-            Step::TxnWithoutAnswer(Of(place, request)) => {
+            Step::Txn(of) => self.transact(&mut next, of),
+            Step::TxnWithoutAnswer(of @ Of(place, _)) => {
                 next.spent.copies += 1;
                 next.requests[place].has_written = true;
-                self.write(&mut next, place, &request);
+                self.write(&mut next, of);
             }
-            Step::Status(Of(place, request)) => {
+            Step::Status(of @ Of(place, _)) => {
                 let Stage::Answered(seen) = state.requests[place].stage else {
                     return None;
                 };
                 let status = Status::of(&state.etcd);
-                self.decide(&mut next, place, &request, &seen, Some(status));
+                self.decide(&mut next, of, &seen, Some(status));
             }
             Step::StatusAhead(Of(place, _)) => next.requests[place].is_checked = true,
             Step::WriteIncarnation(of) => self.write_incarnation(&mut next, of)?,
@@ -51,17 +49,17 @@ impl Etcd {
                 next.requests[place].stage = Stage::HasEpoch(taken);
             }
             Step::BeginEpoch(of) => self.begin_epoch(&mut next, of)?,
-            Step::RevokeOld(Of(place, request)) => {
+            Step::RevokeOld(of @ Of(place, _)) => {
                 let Stage::Moved { old, token } = state.requests[place].stage else {
                     return None;
                 };
                 self.revoke(&mut next, place, old);
-                self.answer(&mut next, place, &request, token);
+                self.answer(&mut next, of, token);
             }
-            Step::ReadKey(Of(place, request)) => self.read_key(&mut next, place, &request),
-            Step::KeepAlive(Of(place, request)) => self.keep_alive(&mut next, place, &request)?,
-            Step::Revoke(Of(place, request)) => self.release(&mut next, place, &request)?,
-            Step::GiveUp(Of(place, request)) => self.give_up(&mut next, place, &request),
+            Step::ReadKey(of) => self.read_key(&mut next, of),
+            Step::KeepAlive(of) => self.keep_alive(&mut next, of)?,
+            Step::Revoke(of) => self.release(&mut next, of)?,
+            Step::GiveUp(of) => self.give_up(&mut next, of),
             Step::LeaseGrantAgain(Of(place, _)) => {
                 next.spent.copies += 1;
                 next.etcd.grant_lease(self.etcd_lease(place));
@@ -124,10 +122,10 @@ impl Etcd {
         if !has_copies {
             state.spent.late_writes = 0;
         }
-        if state.spent.restores == self.bounds.most.restores {
+        if state.spent.restores == self.most.restores {
             state.saved = None;
         }
-        for (place, request) in self.bounds.requests.iter().enumerate() {
+        for (place, request) in self.requests.iter().enumerate() {
             let progress = &mut state.requests[place];
             if !has_copies {
                 progress.sent = Sent::default();
@@ -146,7 +144,7 @@ impl Etcd {
     pub(super) fn etcd_lease(&self, place: usize) -> u8 {
         match self.rules.has(Rule::EtcdLeaseOfAttempt) {
             true => u8::try_from(place).expect("there are few requests"),
-            false => self.bounds.requests[place].lease,
+            false => self.requests[place].lease,
         }
     }
 
@@ -163,7 +161,7 @@ impl Etcd {
             released: state.released[usize::from(request.lease)],
             ..Before::default()
         };
-        for (other, progress) in self.bounds.requests.iter().zip(&state.requests) {
+        for (other, progress) in self.requests.iter().zip(&state.requests) {
             if other.resource != request.resource {
                 continue;
             }

@@ -6,7 +6,7 @@
 
 use stateright::{Model, Property};
 
-use crate::search::{Rules, World, rules};
+use crate::search::{World, rules};
 
 rules! {
     OneOrder: "all transactions lock rows in the same order",
@@ -88,7 +88,7 @@ pub struct State {
 #[derive(Clone, Debug)]
 pub struct Several {
     pub failures: u8,
-    pub rules: Rules<Rule>,
+    pub rules: Rules,
 }
 
 impl Several {
@@ -233,31 +233,28 @@ impl Model for Several {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         vec![
-            Property::always(
+            always(
                 "a transfer is written completely or not at all",
-                |_, state: &State| state.amounts.iter().sum::<u8>() == 4,
+                |_, state| state.amounts.iter().sum::<u8>() == 4,
             ),
-            Property::always(
-                "no two transactions wait for each other",
-                |world: &Self, state: &State| {
-                    !Who::ALL.into_iter().any(|who| {
-                        let other = world.waits_for(state, who);
-                        other.and_then(|other| world.waits_for(state, other)) == Some(who)
-                    })
-                },
-            ),
-            Property::always(
+            always("no two transactions wait for each other", |world, state| {
+                !Who::ALL.into_iter().any(|who| {
+                    let other = world.waits_for(state, who);
+                    other.and_then(|other| world.waits_for(state, other)) == Some(who)
+                })
+            }),
+            always(
                 "after an answer under a token, older tokens are stale",
-                |_, state: &State| !state.older_wrote,
+                |_, state| !state.older_wrote,
             ),
-            Property::sometimes("both transfers are written", |_, state: &State| {
+            sometimes("both transfers are written", |_, state| {
                 state.transfers == 2
             }),
-            Property::sometimes(
-                "one stale token refuses a whole transfer",
-                |_, state: &State| state.refused,
-            ),
+            sometimes("one stale token refuses a whole transfer", |_, state| {
+                state.refused
+            }),
         ]
     }
 }

@@ -10,12 +10,39 @@ pub mod queue;
 
 use std::fmt;
 
+/// The maximum number of holders in [`losses`] and in [`last_word`].
+pub const HOLDERS: usize = 3;
+
+/// A holder in [`losses`] and in [`last_word`], with its view of its lease.
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
+pub enum Holder<L> {
+    #[default]
+    New,
+    Asks,
+    Holds(L),
+    Done,
+}
+
 /// The kind of a request in [`losses`] and in [`last_word`].
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Kind {
     Acquire,
     Renew { new_token: bool },
     Release,
+}
+
+impl Kind {
+    /// Returns the requests of a holder that has a lease.
+    fn of_holder(releases: bool, renewals: bool, new_tokens: bool) -> impl Iterator<Item = Self> {
+        let renew = |new_token| Self::Renew { new_token };
+        let all = [
+            (Self::Release, releases),
+            (renew(false), renewals),
+            (renew(true), new_tokens),
+        ];
+        let possible = all.into_iter().filter(|(_, is_possible)| *is_possible);
+        possible.map(|(kind, _)| kind)
+    }
 }
 
 /// The index of a request in [`losses`] and in [`last_word`].

@@ -7,7 +7,7 @@
 
 use stateright::{Model, Property};
 
-use crate::search::{Rules, World, rules};
+use crate::search::{World, rules};
 
 rules! {
     IsWoken: "a waiter that is offered the lease is woken",
@@ -78,7 +78,7 @@ pub enum Step {
 pub struct Queue {
     /// The maximum total number of lost messages, killed issuers and waiters that disconnect.
     pub faults: u8,
-    pub rules: Rules<Rule>,
+    pub rules: Rules,
 }
 
 impl Queue {
@@ -279,24 +279,22 @@ impl Model for Queue {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         vec![
-            Property::always(
-                "every waiter gets its turn",
-                |world: &Self, state: &State| {
-                    let mut steps = vec![];
-                    world.goes_on(state, &mut steps);
-                    !steps.is_empty() || !state.waiters.contains(&Waiter::Sleeps)
-                },
-            ),
-            Property::always("without a fault, no offer expires", |_, state: &State| {
+            always("every waiter gets its turn", |world, state| {
+                let mut steps = vec![];
+                world.goes_on(state, &mut steps);
+                !steps.is_empty() || !state.waiters.contains(&Waiter::Sleeps)
+            }),
+            always("without a fault, no offer expires", |_, state| {
                 state.lapsed <= state.faults
             }),
-            Property::sometimes("every waiter has had its turn", |_, state: &State| {
+            sometimes("every waiter has had its turn", |_, state| {
                 state.waiters == [Waiter::Done; WAITERS]
             }),
-            Property::sometimes(
+            sometimes(
                 "an issuer with two waiters is killed, and the third waiter has its turn",
-                |world: &Self, state: &State| {
+                |world, state| {
                     let (gone, done) = (Waiter::Gone, Waiter::Done);
                     world.faults == 0 || state.waiters == [gone, gone, done]
                 },

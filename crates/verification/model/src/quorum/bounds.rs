@@ -1,9 +1,11 @@
 //! The bounds of the searches.
 
-use super::{client::Request, rules::Rule, server::Token, state::Spent};
+use super::{Rule, Rules, client::Request, server::Token, state::Spent};
+use crate::search::World;
 
+/// Nodes, clients, and the database that assigns epochs.
 #[derive(Clone, Debug)]
-pub struct Bounds {
+pub struct Quorum {
     pub(super) nodes: usize,
     /// Whether the counters of the nodes are at the first token of the first epoch, which belongs
     /// to a lease that has ended. Otherwise the nodes have no counters.
@@ -30,6 +32,7 @@ pub struct Bounds {
     pub(super) caches_count: bool,
     /// The maximum number of events of each limited kind.
     pub(super) most: Spent,
+    pub(super) rules: Rules,
 }
 
 const A: Request = Request::new(0, 1);
@@ -39,7 +42,7 @@ const B: Request = Request::new(1, 1);
 const B2: Request = Request::new(1, 2);
 const C: Request = Request::new(2, 1);
 
-impl Bounds {
+impl Quorum {
     fn of(requests: &[Request]) -> Self {
         Self {
             nodes: 3,
@@ -55,6 +58,7 @@ impl Bounds {
             gives_up: false,
             caches_count: false,
             most: Spent::default(),
+            rules: Rules::default(),
         }
     }
 
@@ -132,32 +136,6 @@ impl Bounds {
         self
     }
 
-    /// Bounds with two leases, and with a late take, a restart, clean-ups or a release. In some
-    /// bounds, one lease is requested twice.
-    pub fn small() -> Vec<Self> {
-        vec![
-            Self::of(&[A.proposing(3), B]).late_takes(1).renews(&[0]),
-            Self::of(&[A.proposing(3), B]).reaching(2).restarts(1, 0),
-            Self::of(&[A, A2.proposing(3), B])
-                .reaching(2)
-                .gives_up()
-                .renews(&[0]),
-            Self::of(&[A, A2.proposing(3), B]).releases(&[0]),
-            Self::of(&[A, A2.instead_of_first(), B])
-                .reaching(2)
-                .renews(&[0]),
-        ]
-    }
-
-    /// Bounds with a third lease, a restart on all nodes, or five nodes.
-    pub fn large() -> Vec<Self> {
-        vec![
-            Self::of(&[A, B.proposing(3), C]).late_takes(1),
-            Self::of(&[A.proposing(3), B]).restarts(1, 0),
-            Self::of(&[A, B.proposing(3)]).nodes(5),
-        ]
-    }
-
     /// Returns the worlds for random walks. One world has two leases, and every kind of call for
     /// one lease. The other world has two resources.
     pub fn walks() -> Vec<Self> {
@@ -190,9 +168,40 @@ impl Bounds {
         (self.nodes, self.reach) = (nodes, nodes);
         self
     }
+}
 
-    /// Returns the smallest bounds in which a promise breaks without the rule.
-    pub fn of_rule(rule: Rule) -> Self {
+impl World for Quorum {
+    type Rule = Rule;
+    const NAME: &'static str = "A quorum of Redis nodes";
+    const RULES: &'static [Rule] = Rule::ALL;
+
+    /// Bounds with two leases, and with a late take, a restart, clean-ups or a release. In some
+    /// bounds, one lease is requested twice.
+    fn worlds() -> Vec<Self> {
+        vec![
+            Self::of(&[A.proposing(3), B]).late_takes(1).renews(&[0]),
+            Self::of(&[A.proposing(3), B]).reaching(2).restarts(1, 0),
+            Self::of(&[A, A2.proposing(3), B])
+                .reaching(2)
+                .gives_up()
+                .renews(&[0]),
+            Self::of(&[A, A2.proposing(3), B]).releases(&[0]),
+            Self::of(&[A, A2.instead_of_first(), B])
+                .reaching(2)
+                .renews(&[0]),
+        ]
+    }
+
+    /// Bounds with a third lease, a restart on all nodes, or five nodes.
+    fn large_worlds() -> Vec<Self> {
+        vec![
+            Self::of(&[A, B.proposing(3), C]).late_takes(1),
+            Self::of(&[A.proposing(3), B]).restarts(1, 0),
+            Self::of(&[A, B.proposing(3)]).nodes(5),
+        ]
+    }
+
+    fn in_bounds_of(rule: Rule) -> Self {
         match rule {
             Rule::Seal
             | Rule::SealWhereFree
@@ -255,5 +264,10 @@ impl Bounds {
                 .renews(&[0, 0])
                 .caches_count(),
         }
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.rules = Rules::without(rule);
+        self
     }
 }

@@ -2,7 +2,7 @@
 //! and `renew.rs`.
 
 use super::{
-    rules::{Rule, Rules},
+    Rule, Rules,
     server::{Taken, Token},
     state::Holder,
 };
@@ -102,7 +102,7 @@ pub struct Progress {
     /// The tokens that were returned to clients before the request; `None` if it has not begun.
     pub(super) before: Option<Before>,
     /// The view that the holder has of its lease, if it requests another token.
-    pub(super) holder: Option<Holder>,
+    pub holder: Option<Holder>,
     /// The epoch that the request begins on the counters that the takes have returned. The request
     /// then takes the keys again.
     pub epoch: Option<u8>,
@@ -177,6 +177,7 @@ pub(super) fn choose(
         }
     }
     if !rules.has(Rule::HighestOfMajority) {
+        taken.sort();
         taken.truncate(1);
     }
     if !rules.has(Rule::BlankIsUnknown) {
@@ -215,11 +216,11 @@ pub(super) fn choose(
     })
 }
 
-/// Returns a token that is in at least `enough` of the answers.
+/// Returns the highest token that is in at least `enough` of the answers.
 pub(super) fn most(said: &[Option<Token>], enough: usize) -> Option<Token> {
     let is_most = |token: &&Token| {
         let same = said.iter().flatten().filter(|other| *other == *token);
         same.count() >= enough
     };
-    said.iter().flatten().find(is_most).copied()
+    said.iter().flatten().filter(is_most).max().copied()
 }

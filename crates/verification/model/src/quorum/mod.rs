@@ -4,47 +4,75 @@
 mod bounds;
 mod client;
 mod possible;
-mod rules;
 mod server;
 mod state;
-mod step;
 mod steps;
+
+use std::fmt;
 
 use stateright::{Model, Property};
 
+use self::client::Before;
 pub use self::{
-    bounds::Bounds,
+    bounds::Quorum,
     client::{Choice, Progress, Request, Wish},
-    rules::{Rule, Rules},
     server::{Answer, Counter, Key, Renewed, Sender, Server, Stamp, Taken, Token},
-    state::{Holder, Name, Node, State},
-    step::{At, Nodes, Of, Step},
+    state::{Asked, Holder, Node, Renewal, State},
 };
-use crate::search::World;
+use crate::search::rules;
 
-/// Nodes, clients, and the database that assigns epochs.
-#[derive(Clone, Debug)]
-pub struct Quorum {
-    pub(crate) rules: Rules,
-    pub bounds: Bounds,
+rules! {
+    Seal: "a token is granted when it is sealed, not when it is chosen",
+    SealWhereFree: "a take does not replace the key of another lease",
+    ProposalAbove: "a take seals a proposal only above the counter",
+    NextAboveCounter: "a take without a proposal seals the next number of the counter",
+    MissingSealsNothing: "a take seals nothing if the counter is missing",
+    BlankSealsNothing: "a take seals nothing if the counter is blank",
+    SealCounts: "a take that seals sets the counter",
+    SealedOnMajority: "a grant in the first trip requires a majority of sealed nodes",
+    SameTokenSealed: "a grant in the first trip requires the same token on a majority of nodes",
+    TripsApart: "seals of the first trip are not counted in the second trip",
+    LateAnswers: "answers of the first trip are ignored after the choice of the token",
+    ProposalOfCountedEpoch: "a proposal is in an epoch that a counter of the nodes has reached",
+    SealOnMajority: "a grant in the second trip requires a majority of sealed nodes",
+    LeaseWhenSealing: "a seal requires that the key still belongs to the lease",
+    StampBesideLeaseId: "a seal compares the attempt, not only the lease id",
+    ReplicationIdWhenSealing: "a seal compares the replication id",
+    OnlyRaises: "a new token for a lease is above its stored token",
+    HigherOfBoth: "a seal never lowers the counter",
+    HighestOfMajority:
+        "a token is above the highest counter of a majority, not only above one counter",
+    ReplicationIdWhenTaking: "a counter is valid only under its replication id",
+    BlankUnderNewReplicationId: "under another replication id, a counter becomes blank",
+    BlankIsUnknown: "a blank counter means that the count is unknown, not that it is 0",
+    EpochFromDatabase: "a new epoch comes from the database, not from the highest known epoch",
+    StoredOnMajority: "a stored token is returned again only if a majority of the nodes has it",
+    NewerAttemptsOnly: "an attempt that is older than the attempt of the key is refused",
+    RenewalNamesToken: "a renewal compares the token of the holder with that of the key",
+    RenewalNeedsReplicationId: "a renewal compares the replication id",
+    RenewalSetsNothing: "a renewal does not create a missing key",
+    RepairRaises: "a renewal never lowers the token of a key",
+    NewTokenNamesToken: "a request for a new token compares the token, not only the lease id",
+    NewTokenNeedsReplicationId: "a request for a new token compares the replication id",
+    ReleaseOfAttempt: "a release compares the grant, not only the lease id",
+    ReleaseOfToken: "a release compares the token, not only the attempt",
+    ReleaseOfMark: "a release removes a higher token of its attempt only if the key has the mark",
+    EndOfWhatWasFound: "a break compares the key that was read, not only the lease id",
+    CleanUpOfRequest: "a clean-up compares the request of the key, not only the lease id",
+    CleanUpOfMark: "a clean-up checks the mark, not whether the token is the proposal",
+    CountOfMajority: "a process keeps in memory only a count that a majority has reached",
+    NodesStandAlone: "no replica of a node is promoted",
 }
 
 impl Quorum {
-    pub fn new(bounds: Bounds) -> Self {
-        Self {
-            rules: Rules::default(),
-            bounds,
-        }
-    }
-
     /// Returns the initial state.
     pub fn begin(&self) -> State {
-        let mut state = State::new(self.bounds.nodes, self.bounds.has_counted);
-        if self.bounds.first_is_granted {
+        let mut state = State::new(self.nodes, self.has_counted);
+        if self.first_is_granted {
             state = self.first_granted(state);
         }
         for node in &mut state.nodes {
-            node.saved = Some(node.server).filter(|_| self.bounds.saved);
+            node.saved = Some(node.server).filter(|_| self.saved);
         }
         state
     }
@@ -52,7 +80,7 @@ impl Quorum {
     /// Returns the possible steps.
     pub fn steps(&self, state: &State) -> Vec<Step> {
         let mut steps = vec![];
-        for (n, request) in self.bounds.requests.iter().enumerate() {
+        for (n, request) in self.requests.iter().enumerate() {
             self.request_steps(state, Of(n, *request), &mut steps);
         }
         for at in state.servers() {
@@ -63,27 +91,76 @@ impl Quorum {
     }
 }
 
-impl World for Quorum {
-    type Rule = Rule;
+/// A step of a client, a node or the database. The numbers in a step of a renewal, a release or a
+/// break are the index of the call and the index of its lease. Resources are numbered from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A request takes a node. The flag is whether the key on the node has expired before the take.
+    Take(Of, At, bool),
+    Begin(Of, At),
+    /// A request chooses a token from the answers of these nodes.
+    Choose(Of, Nodes),
+    Seal(Of, At),
+    CleanUp(Of, At),
+    Renew(usize, u8, At),
+    Release(usize, u8, At),
+    ReadKey(usize, u8, At),
+    End(usize, u8, At),
+    Expire(usize, At),
+    Evict(At),
+    Flush(At),
+    Save(At),
+    RestartEmpty(At),
+    RestartFromDisk(At),
+    Promote(At),
+}
 
-    const NAME: &'static str = "A quorum of Redis nodes";
-    const RULES: &'static [Rule] = Rule::ALL;
+/// A request, with its index. In a counterexample, its text is its lease and its attempt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Of(pub usize, pub Request);
 
-    fn worlds() -> Vec<Self> {
-        Bounds::small().into_iter().map(Self::new).collect()
+/// A server: a node, or its twin.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct At {
+    /// The index of the node in the state.
+    pub node: usize,
+    pub is_twin: bool,
+}
+
+/// A set of nodes: their indices, as a bit set.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Nodes(pub u8);
+
+impl Nodes {
+    pub(super) fn has(self, place: usize) -> bool {
+        self.0 & (1 << place) != 0
     }
+}
 
-    fn large_worlds() -> Vec<Self> {
-        Bounds::large().into_iter().map(Self::new).collect()
+impl fmt::Debug for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lease = char::from(b'a' + self.1.lease);
+        let wish = if self.1.only_mine() {
+            " for another token"
+        } else {
+            ""
+        };
+        write!(f, "{lease}{}{wish}", self.1.attempt)
     }
+}
 
-    fn in_bounds_of(rule: Rule) -> Self {
-        Self::new(Bounds::of_rule(rule))
+impl fmt::Debug for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let twin = if self.is_twin { "twin of " } else { "" };
+        write!(f, "{twin}node {}", self.node + 1)
     }
+}
 
-    fn leave_out(mut self, rule: Rule) -> Self {
-        self.rules = Rules::without(rule);
-        self
+impl fmt::Debug for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nodes")?;
+        let mut nodes = (0..8).filter(|node| self.has(*node));
+        nodes.try_for_each(|node| write!(f, " {}", node + 1))
     }
 }
 
@@ -105,52 +182,41 @@ impl Model for Quorum {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         vec![
-            Property::always("no two leases have the same token", one_lease_a_token),
-            Property::always("a later grant has a higher token", tokens_go_up),
-            Property::always(
+            always("no two leases have the same token", one_lease_a_token),
+            always("a later grant has a higher token", tokens_go_up),
+            always(
                 "a superseded lease is not renewed",
                 no_superseded_lease_is_renewed,
             ),
-            Property::always(
-                "only its own release removes a valid lease",
-                |_: &Self, state: &State| !state.ended_live,
-            ),
-            Property::always(
+            always("only its own release removes a valid lease", |_, state| {
+                !state.ended_live
+            }),
+            always(
                 "a lease that a majority of the nodes stores is renewed",
-                |_: &Self, state: &State| !state.lost_live,
+                |_, state| !state.lost_live,
             ),
-            Property::sometimes(
-                "the last request is granted",
-                |this: &Self, state: &State| {
-                    state.requests[this.bounds.requests.len() - 1]
-                        .granted
-                        .is_some()
-                },
-            ),
-            Property::sometimes(
-                "a lease is granted after all restarts",
-                |this: &Self, state: &State| {
-                    let first = u8::from(this.bounds.has_counted);
-                    let restarts = this.bounds.most.restarts;
-                    let mut granted = state.requests.iter().filter_map(|request| request.granted);
-                    granted.any(|token| token.epoch >= first + restarts)
-                },
-            ),
-            Property::sometimes(
-                "every renewal is confirmed",
-                |this: &Self, state: &State| {
-                    let mut renewals = state.renewals[..this.bounds.renewals.len()].iter();
-                    renewals.all(|renewal| renewal.renewed.is_some())
-                },
-            ),
+            sometimes("the last request is granted", |this, state| {
+                state.requests[this.requests.len() - 1].granted.is_some()
+            }),
+            sometimes("a lease is granted after all restarts", |this, state| {
+                let first = u8::from(this.has_counted);
+                let restarts = this.most.restarts;
+                let mut granted = state.requests.iter().filter_map(|request| request.granted);
+                granted.any(|token| token.epoch >= first + restarts)
+            }),
+            sometimes("every renewal is confirmed", |this, state| {
+                let mut renewals = state.renewals[..this.renewals.len()].iter();
+                renewals.all(|renewal| renewal.renewed.is_some())
+            }),
         ]
     }
 }
 
 /// Returns the tokens that were returned to clients, each with its lease and resource.
 fn answered(world: &Quorum, state: &State) -> impl Iterator<Item = (u8, usize, Token)> {
-    let requests = world.bounds.requests.iter().zip(state.requests);
+    let requests = world.requests.iter().zip(state.requests);
     requests.filter_map(|(of, request)| Some((of.lease, of.resource, request.granted?)))
 }
 
@@ -165,7 +231,7 @@ fn tokens_go_up(_: &Quorum, state: &State) -> bool {
     let requests = state.requests.iter().all(|request| {
         let (granted, before) = (request.granted, request.before);
         let is_higher =
-            |(token, before): (Token, client::Before)| token >= before.own && token > before.others;
+            |(token, before): (Token, Before)| token >= before.own && token > before.others;
         granted.zip(before).is_none_or(is_higher)
     });
     let mut renewals = state.renewals.iter();

@@ -1,32 +1,24 @@
 //! The possible steps.
 
 use super::{
-    Quorum,
+    At, Nodes, Of, Rule, Step,
+    bounds::Quorum,
     client::{Request, Wish},
-    rules::Rule,
     server::Token,
-    state::{Asked, State},
-    step::{At, Nodes, Of, Step},
+    state::State,
 };
 
 impl Quorum {
     /// Grants the first request on all nodes.
     pub(super) fn first_granted(&self, mut state: State) -> State {
-        let of = Of(0, self.bounds.requests[0]);
-        let places = 0..state.nodes.len();
-        let at = |state: &State, is_next: fn(&Asked) -> bool| {
-            let mut servers = state.servers();
-            let next = servers.find(|at| is_next(&state.nodes[at.node].asked[0]));
-            next.expect("a node is left")
-        };
-        let step =
-            |state: &State, step| self.step(state, step).expect("no node has lost data yet").0;
-        for _ in places.clone() {
-            let next = at(&state, |asked| !asked.ran);
-            state = step(&state, Step::Take(of, next, false));
+        let of = Of(0, self.requests[0]);
+        let servers: Vec<At> = state.servers().collect();
+        let takes = servers.iter().map(|at| Step::Take(of, *at, false));
+        let all = Nodes((1 << servers.len()) - 1);
+        for step in takes.chain([Step::Choose(of, all)]) {
+            let (next, _) = self.step(&state, step).expect("no node has lost data yet");
+            state = next;
         }
-        let all = nodes(&state, places.map(|place| 1 << place).sum());
-        state = step(&state, Step::Choose(of, all));
         state
     }
 
@@ -37,13 +29,13 @@ impl Quorum {
             return;
         }
         let may_choose = progress.choice.is_none() && !progress.over;
-        let may_give_up = self.bounds.gives_up
+        let may_give_up = self.gives_up
             && progress.before.is_some()
             && progress.granted.is_none()
             && what.wish == Wish::Grant;
         let nodes_asked = state.nodes.iter().filter(|node| node.asked[request].ran);
-        let is_on_its_way = progress.choice.is_none() && nodes_asked.count() < self.bounds.reach;
-        let late_takes = state.spent.late_takes < self.bounds.most.late_takes;
+        let is_on_its_way = progress.choice.is_none() && nodes_asked.count() < self.reach;
+        let late_takes = state.spent.late_takes < self.most.late_takes;
         for at in state.servers() {
             let asked = state.nodes[at.node].asked[request];
             if (!asked.ran && is_on_its_way) || late_takes {
@@ -60,14 +52,14 @@ impl Quorum {
             }
         }
         if may_choose {
-            let all = (1..1 << state.nodes.len()).map(|places| nodes(state, places));
+            let all = (1..1 << state.nodes.len()).map(Nodes);
             let has_answered = |nodes: &Nodes| {
                 let mut asked = state
                     .nodes
                     .iter()
                     .map(|node| node.asked[request])
                     .enumerate();
-                nodes.places.count_ones() as usize >= self.majority()
+                nodes.0.count_ones() as usize >= self.majority()
                     && asked.all(|(place, asked)| asked.taken.is_some() || !nodes.has(place))
             };
             steps.extend(
@@ -85,7 +77,7 @@ impl Quorum {
         if is_free || !self.rules.has(Rule::SealWhereFree) {
             steps.push(Step::Take(of, at, false));
         }
-        if key.is_some() && of.0 >= self.bounds.expires_from {
+        if key.is_some() && of.0 >= self.expires_from {
             steps.push(Step::Take(of, at, true));
         }
     }
@@ -93,7 +85,7 @@ impl Quorum {
     /// Returns the takes that find the key of another lease. They change nothing, so a search omits
     /// them.
     pub fn refused_takes(&self, state: &State) -> Vec<Step> {
-        let requests = self.bounds.requests.iter().enumerate();
+        let requests = self.requests.iter().enumerate();
         let takes = requests.flat_map(|(request, what)| {
             let is_anothers = |at: &At| {
                 let server = state.server(*at);
@@ -111,7 +103,7 @@ impl Quorum {
     }
 
     fn may_begin(&self, state: &State, request: usize) -> bool {
-        let requests = &self.bounds.requests;
+        let requests = &self.requests;
         let what = requests[request];
         // Interchangeable requests begin in order.
         let is_behind = |earlier: usize| {
@@ -129,13 +121,12 @@ impl Quorum {
 
     fn is_alike(&self, one: &Request, other: &Request) -> bool {
         let is_alone = |lease: u8| {
-            let requests = self.bounds.requests.iter();
-            let bounds = &self.bounds;
-            let calls = bounds
+            let requests = self.requests.iter();
+            let calls = self
                 .renewals
                 .iter()
-                .chain(&bounds.releases)
-                .chain(&bounds.breaks);
+                .chain(&self.releases)
+                .chain(&self.breaks);
             requests.filter(|request| request.lease == lease).count() == 1
                 && !calls.clone().any(|of| *of == lease)
         };
@@ -150,19 +141,19 @@ impl Quorum {
 
     pub(super) fn call_steps(&self, state: &State, at: At, steps: &mut Vec<Step>) {
         let node = &state.nodes[at.node];
-        for (n, lease) in self.bounds.renewals.iter().enumerate() {
+        for (n, lease) in self.renewals.iter().enumerate() {
             let is_done = |n: usize| state.renewals[n].renewed.is_some();
             let is_next = !is_done(n) && (n == 0 || is_done(n - 1));
             if is_next && node.renewed[n].is_none() && self.is_answered(state, *lease) {
                 steps.push(Step::Renew(n, *lease, at));
             }
         }
-        for (n, lease) in self.bounds.releases.iter().enumerate() {
+        for (n, lease) in self.releases.iter().enumerate() {
             if state.releases[n].is_some() || self.is_answered(state, *lease) {
                 steps.push(Step::Release(n, *lease, at));
             }
         }
-        for (n, lease) in self.bounds.breaks.iter().enumerate() {
+        for (n, lease) in self.breaks.iter().enumerate() {
             match node.found[n] {
                 Some(_) => steps.push(Step::End(n, *lease, at)),
                 None if self.is_answered(state, *lease) => steps.push(Step::ReadKey(n, *lease, at)),
@@ -172,7 +163,7 @@ impl Quorum {
     }
 
     pub(super) fn fault_steps(&self, state: &State, at: At, steps: &mut Vec<Step>) {
-        let (spent, most) = (state.spent, self.bounds.most);
+        let (spent, most) = (state.spent, self.most);
         let node = &state.nodes[at.node];
         if !self.rules.has(Rule::RenewalSetsNothing) {
             steps.push(Step::Expire(0, at));
@@ -190,7 +181,7 @@ impl Quorum {
             steps.push(Step::Save(at));
         }
         if spent.restarts < most.restarts {
-            if most.saves == 0 && !self.bounds.saved {
+            if most.saves == 0 && !self.saved {
                 steps.push(Step::RestartEmpty(at));
             }
             if node.saved.is_some() {
@@ -202,11 +193,4 @@ impl Quorum {
             steps.push(Step::Promote(at));
         }
     }
-}
-
-fn nodes(state: &State, places: u8) -> Nodes {
-    let all = state.nodes.iter().enumerate();
-    let of = all.filter(|(place, _)| places & (1 << place) != 0);
-    let names = of.map(|(_, node)| 1 << node.name.0).sum();
-    Nodes { places, names }
 }

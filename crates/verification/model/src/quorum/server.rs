@@ -1,7 +1,7 @@
 //! One server of a quorum, with the scripts in `crates/redlock/src/lua`, step for step. Times are
 //! left out, because any key may expire at any moment.
 
-use super::rules::{Rule, Rules};
+use super::{Rule, Rules};
 
 /// A token, or the count of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

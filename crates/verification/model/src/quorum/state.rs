@@ -1,14 +1,11 @@
 //! The state of the world.
 
-use std::{
-    cmp::Ordering,
-    hash::{Hash, Hasher},
-};
+use std::hash::{Hash, Hasher};
 
 use super::{
-    client::{Before, Choice, Progress},
-    server::{Key, Renewed, Server, Stamp, Taken, Token},
-    step::At,
+    At,
+    client::{Before, Progress},
+    server::{Key, Renewed, Server, Taken, Token},
 };
 
 /// The maximum number of requests.
@@ -17,13 +14,13 @@ pub(super) const REQUESTS: usize = 4;
 /// breaks.
 pub(super) const CALLS: usize = 2;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub nodes: Vec<Node>,
     pub requests: [Progress; REQUESTS],
-    pub(super) renewals: [Renewal; CALLS],
+    pub renewals: [Renewal; CALLS],
     /// The grant that each release names.
-    pub(super) releases: [Option<Holder>; CALLS],
+    pub releases: [Option<Holder>; CALLS],
     /// The last epoch that the database has assigned.
     pub(super) epoch: u8,
     /// The count that the process has in memory, if all clients are one process.
@@ -39,13 +36,12 @@ pub struct State {
 /// A node, and the answers that the clients have received from it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node {
-    pub name: Name,
     pub server: Server,
     /// A promoted replica. The server itself continues to run.
     pub(super) twin: Option<Server>,
     /// The data on its disk.
     pub(super) saved: Option<Server>,
-    pub(super) asked: [Asked; REQUESTS],
+    pub asked: [Asked; REQUESTS],
     pub(super) renewed: [Option<Renewed>; CALLS],
     /// The key that each break has read.
     pub(super) found: [Option<Key>; CALLS],
@@ -60,45 +56,15 @@ pub struct Holder {
     pub ticket: u8,
 }
 
-/// The name of the node in a counterexample. The nodes are sorted after each step, and the
-/// comparison of states ignores names, so states that differ only in the order of the nodes are
-/// equal.
-#[derive(Clone, Copy, Debug)]
-pub struct Name(pub usize);
-
-impl PartialEq for Name {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Name {}
-
-impl PartialOrd for Name {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Name {
-    fn cmp(&self, _: &Self) -> Ordering {
-        Ordering::Equal
-    }
-}
-
-impl Hash for Name {
-    fn hash<H: Hasher>(&self, _: &mut H) {}
-}
-
 /// The results of a request on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Asked {
+pub struct Asked {
     /// Whether the request has taken the key here.
     pub(super) ran: bool,
     /// The answer, if it still has an effect.
-    pub(super) taken: Option<Taken>,
+    pub taken: Option<Taken>,
     /// The counter on which an epoch is begun: its replication id and its incarnation.
-    pub(super) blank: Option<(u8, u8)>,
+    pub blank: Option<(u8, u8)>,
     /// The token that the take of the key has sealed here.
     pub(super) first: Option<Token>,
     /// Whether the chosen token is sealed here.
@@ -107,9 +73,9 @@ pub(super) struct Asked {
 
 /// A renewal with the same token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Renewal {
+pub struct Renewal {
     pub(super) before: Option<Before>,
-    pub(super) holder: Option<Holder>,
+    pub holder: Option<Holder>,
     pub(super) renewed: Option<Token>,
 }
 
@@ -122,10 +88,31 @@ pub(super) struct Spent {
     pub(super) evictions: u8,
 }
 
+/// States that differ only in the order of the nodes have the same hash, so a search counts them as
+/// one.
+impl Hash for State {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let Self {
+            nodes,
+            requests,
+            renewals,
+            releases,
+            epoch,
+            seen,
+            spent,
+            ended_live,
+            lost_live,
+        } = self;
+        let mut nodes: Vec<&Node> = nodes.iter().collect();
+        nodes.sort();
+        (nodes, requests, renewals, releases).hash(hasher);
+        (epoch, seen, spent, ended_live, lost_live).hash(hasher);
+    }
+}
+
 impl State {
     pub(super) fn new(nodes: usize, has_counted: bool) -> Self {
-        let node = |name| Node {
-            name: Name(name),
+        let node = Node {
             server: Server::new(has_counted),
             twin: None,
             saved: None,
@@ -134,7 +121,7 @@ impl State {
             found: Default::default(),
         };
         Self {
-            nodes: (1..=nodes).map(node).collect(),
+            nodes: vec![node; nodes],
             requests: Default::default(),
             renewals: Default::default(),
             releases: Default::default(),
@@ -149,14 +136,9 @@ impl State {
     /// Returns all servers: the nodes, and then their twins.
     pub(super) fn servers(&self) -> impl Iterator<Item = At> {
         let nodes = self.nodes.iter().enumerate();
-        let at = |(node, of): (usize, &Node), is_twin| At {
-            node,
-            is_twin,
-            name: of.name,
-        };
         let twins = nodes.clone().filter(|(_, node)| node.twin.is_some());
-        let twins = twins.map(move |node| at(node, true));
-        nodes.map(move |node| at(node, false)).chain(twins)
+        let at = |is_twin| move |(node, _)| At { node, is_twin };
+        nodes.map(at(false)).chain(twins.map(at(true)))
     }
 
     pub(super) fn server(&self, at: At) -> Option<&Server> {
@@ -187,35 +169,5 @@ impl State {
                 progress.epoch = None;
             }
         }
-    }
-
-    /// Returns the stamp that a seal of this request sends to this server.
-    pub fn stamp(&self, request: usize, at: At) -> Option<Stamp> {
-        let taken = self.nodes[at.node].asked[request].taken?;
-        Some(taken.stamp)
-    }
-
-    /// Returns the counter on which an epoch is begun: its replication id and its incarnation.
-    pub fn blank(&self, request: usize, at: At) -> Option<(u8, u8)> {
-        self.nodes[at.node].asked[request].blank
-    }
-
-    /// Returns the token of a taken key that a seal replaces; `None` for a grant.
-    pub fn replaced(&self, request: usize) -> Option<Token> {
-        self.requests[request].holder.map(|holder| holder.token)
-    }
-
-    /// Returns the grant that a renewal in progress names.
-    pub fn renewing(&self, renewal: usize) -> Option<Holder> {
-        self.renewals[renewal].holder
-    }
-
-    /// Returns the grant that a release in progress names.
-    pub fn releasing(&self, release: usize) -> Option<Holder> {
-        self.releases[release]
-    }
-
-    pub(super) fn choice(&self, request: usize) -> Option<Choice> {
-        self.requests[request].choice
     }
 }

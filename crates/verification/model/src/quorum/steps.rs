@@ -1,12 +1,11 @@
 //! The effects of the steps.
 
 use super::{
-    Quorum,
+    At, Nodes, Of, Rule, Step,
+    bounds::Quorum,
     client::{Before, Choice, Counted, Next, choose, most},
-    rules::Rule,
     server::{Answer, Key, Sender, Token},
     state::{Holder, State},
-    step::{At, Nodes, Of, Step},
 };
 
 impl Quorum {
@@ -47,13 +46,12 @@ impl Quorum {
             }
             _ => fault(&mut next, step)?,
         };
-        next.nodes.sort();
         next.forget_epochs();
         Some((next, answer))
     }
 
     fn take(&self, state: &mut State, request: usize, at: At) -> Option<Answer> {
-        let of = self.bounds.requests[request];
+        let of = self.requests[request];
         let (rules, sender) = (self.rules, self.sender(request));
         let before = self.before(state, request);
         let holder = self.named(state, request);
@@ -99,7 +97,7 @@ impl Quorum {
 
     /// Returns the highest tokens that were returned to clients until now.
     fn before(&self, state: &State, request: usize) -> Before {
-        let request = self.bounds.requests[request];
+        let request = self.requests[request];
         self.answered(state, request.lease, request.resource)
     }
 
@@ -108,7 +106,7 @@ impl Quorum {
             seen: state.seen,
             ..Before::default()
         };
-        for (of, progress) in self.bounds.requests.iter().zip(&state.requests) {
+        for (of, progress) in self.requests.iter().zip(&state.requests) {
             let (granted, choice) = (progress.granted, progress.choice);
             if of.resource != resource {
                 continue;
@@ -121,7 +119,7 @@ impl Quorum {
                 before.others = before.others.max(count.unwrap_or_default());
             }
         }
-        for (of, renewal) in self.bounds.renewals.iter().zip(&state.renewals) {
+        for (of, renewal) in self.renewals.iter().zip(&state.renewals) {
             if *of == lease && resource == 0 {
                 before.own = before.own.max(renewal.renewed.unwrap_or_default());
             }
@@ -135,7 +133,7 @@ impl Quorum {
         let taken: Option<Vec<_>> = taken.map(|(_, node)| node.asked[request].taken).collect();
         let taken = taken.filter(|taken| taken.len() >= self.majority())?;
         let progress = state.requests[request];
-        let of_request = self.bounds.requests[request];
+        let of_request = self.requests[request];
         let counted = Counted {
             taken: &taken,
             majority: self.majority(),
@@ -155,7 +153,7 @@ impl Quorum {
                 return Some(Answer::None);
             }
         };
-        let earlier = self.bounds.requests.iter().zip(&state.requests);
+        let earlier = self.requests.iter().zip(&state.requests);
         let earlier = earlier.filter(|(other, _)| {
             (other.lease, other.resource) == (of_request.lease, of_request.resource)
         });
@@ -201,13 +199,15 @@ impl Quorum {
 
     fn grant(&self, state: &mut State, request: usize, choice: Choice) {
         state.requests[request].granted = Some(choice.token);
-        if self.bounds.caches_count {
+        if self.caches_count {
             state.seen = state.seen.max(choice.count);
         }
     }
 
     fn seal(&self, state: &mut State, request: usize, at: At) -> Option<Answer> {
-        let choice = state.choice(request).filter(|choice| !choice.is_stored)?;
+        let choice = state.requests[request]
+            .choice
+            .filter(|choice| !choice.is_stored)?;
         let taken = state.nodes[at.node].asked[request].taken?;
         let (rules, sender) = (self.rules, self.sender(request));
         let standing = self.standing(state, sender.resource, at);
@@ -249,7 +249,7 @@ impl Quorum {
         let key = server.keys[resource]
             .filter(|key| key.stamp.replication_id == server.replication_id)?;
         let node = &state.nodes[at.node];
-        let requests = self.bounds.requests.iter().enumerate();
+        let requests = self.requests.iter().enumerate();
         let stands = requests.rev().find(|(n, of)| {
             let granted = state.requests[*n].granted;
             of.resource == resource
@@ -276,7 +276,7 @@ impl Quorum {
 
     /// Returns a holder's view of its lease. The lease is on the first resource.
     pub fn holder(&self, state: &State, lease: u8) -> Option<Holder> {
-        let requests = self.bounds.requests.iter().zip(&state.requests);
+        let requests = self.requests.iter().zip(&state.requests);
         let granted = requests.filter_map(|(of, progress)| {
             let is_its = of.lease == lease && of.resource == 0;
             Some(Holder {
@@ -290,7 +290,7 @@ impl Quorum {
 
     /// Returns the grant that a request for another token names; `None` for a request for a lease.
     pub fn named(&self, state: &State, request: usize) -> Option<Holder> {
-        let of = self.bounds.requests[request];
+        let of = self.requests[request];
         let known = state.requests[request].holder;
         let holder = known.or_else(|| self.holder(state, of.lease));
         holder.filter(|_| of.only_mine())
@@ -348,7 +348,7 @@ impl Quorum {
             true => self.majority() - 1,
             false => 0,
         };
-        if let Some(count) = counted.get(index).filter(|_| self.bounds.caches_count) {
+        if let Some(count) = counted.get(index).filter(|_| self.caches_count) {
             state.seen = state.seen.max(*count);
         }
         Some(answer)
@@ -383,15 +383,15 @@ impl Quorum {
     /// Returns the proposal of a request, which is in an epoch that a counter of the nodes has
     /// reached.
     pub fn proposal(&self, request: usize) -> Option<Token> {
-        let is_counted = |token: &Token| token.epoch == 1 && self.bounds.has_counted;
-        let proposal = self.bounds.requests[request].proposal;
+        let is_counted = |token: &Token| token.epoch == 1 && self.has_counted;
+        let proposal = self.requests[request].proposal;
         let allows_forged = !self.rules.has(Rule::ProposalOfCountedEpoch);
         proposal.filter(|token| is_counted(token) || allows_forged)
     }
 
     /// Returns the sender of the scripts of a request.
     pub fn sender(&self, request: usize) -> Sender {
-        let of = self.bounds.requests[request];
+        let of = self.requests[request];
         Sender {
             lease: of.lease,
             attempt: of.attempt,
@@ -401,7 +401,7 @@ impl Quorum {
     }
 
     pub(super) fn majority(&self) -> usize {
-        self.bounds.nodes / 2 + 1
+        self.nodes / 2 + 1
     }
 }
 

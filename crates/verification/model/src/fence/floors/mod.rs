@@ -15,7 +15,7 @@ pub use self::{
     state::{Attempt, FORGED, Holder, Lease, MOVE, Outcome, Removal, Resource, State, Use, Who},
     steps::Step,
 };
-use crate::search::{Rules, World, rules};
+use crate::search::{World, rules};
 
 rules! {
     Floor: "the removal of a row raises the floor to the row's `max_token`",
@@ -43,7 +43,7 @@ pub struct Floors {
     pub failovers: u8,
     /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
-    pub rules: Rules<Rule>,
+    pub rules: Rules,
 }
 
 impl Floors {
@@ -122,37 +122,36 @@ impl Model for Floors {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         vec![
-            Property::always(
+            always(
                 "a token that a removed row refused is still refused",
-                |_, state: &State| !state.stale_wrote,
+                |_, state| !state.stale_wrote,
             ),
-            Property::always(
+            always(
                 "a holder is refused only because of a newer token of its resource",
-                |_, state: &State| !state.refused_for_nothing,
+                |_, state| !state.refused_for_nothing,
             ),
-            Property::always(
-                "no two transactions wait for each other",
-                |world: &Self, state: &State| !world.is_deadlocked(state),
-            ),
-            Property::sometimes(
+            always("no two transactions wait for each other", |world, state| {
+                !world.is_deadlocked(state)
+            }),
+            sometimes(
                 "a resource is written again after its row was removed",
-                |_, state: &State| {
+                |_, state| {
                     let mut resources = Resource::ALL.into_iter();
                     resources.any(|r| state.was_removed(r) && state.row(r).is_some())
                 },
             ),
-            Property::sometimes("a floor refuses a holder", |_, state: &State| {
+            sometimes("a floor refuses a holder", |_, state| {
                 state.refused_by_floor
             }),
-            Property::sometimes(
+            sometimes(
                 "a holder whose lease was held during a removal writes",
-                |_, state: &State| state.written_after_removal,
+                |_, state| state.written_after_removal,
             ),
-            Property::sometimes(
-                "a holder writes after a failover",
-                |world: &Self, state: &State| world.failovers == 0 || state.written_after_failover,
-            ),
+            sometimes("a holder writes after a failover", |world, state| {
+                world.failovers == 0 || state.written_after_failover
+            }),
         ]
     }
 }

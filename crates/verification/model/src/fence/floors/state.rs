@@ -147,34 +147,6 @@ impl State {
         self.removed[resource as usize]
     }
 
-    /// Whether a transaction has locked the row of a resource, or the index entry of a row that it
-    /// creates.
-    pub fn is_locked(&self, resource: Resource) -> bool {
-        let has = |holder: &Holder| {
-            holder.resource == resource && matches!(holder.attempt, Attempt::Has(..))
-        };
-        let removes = matches!(self.removal, Removal::Removed(removed, _) if removed == resource);
-        removes || self.holders.iter().any(has)
-    }
-
-    /// Whether a transaction has a shared lock on the floor.
-    pub fn floor_is_shared(&self) -> bool {
-        let shares = |holder: &Holder| {
-            matches!(
-                holder.attempt,
-                Attempt::ReadFloor(..) | Attempt::Has(_, true)
-            )
-        };
-        self.holders.iter().any(shares)
-    }
-
-    /// Whether an open transaction has changed something.
-    pub fn is_written_to(&self) -> bool {
-        let removes = matches!(self.removal, Removal::LockedFloor(_) | Removal::Removed(..));
-        let writes = |holder: &Holder| matches!(holder.attempt, Attempt::Has(..));
-        removes || self.holders.iter().any(writes)
-    }
-
     /// The lowest token of the held leases.
     pub fn lowest_held(&self) -> Option<u8> {
         let mut holders = self.holders.iter();

@@ -296,11 +296,8 @@ impl Floors {
     }
 
     fn floor_can_be_read(&self, state: &State) -> bool {
-        let locked = matches!(
-            state.removal,
-            Removal::LockedFloor(_) | Removal::Removed(_, true)
-        );
-        !(locked && self.rules.has(Rule::FloorIsLocked) || self.one_writer && state.is_written_to())
+        !(state.floor_is_locked() && self.rules.has(Rule::FloorIsLocked)
+            || self.one_writer && state.is_written_to())
     }
 }
 

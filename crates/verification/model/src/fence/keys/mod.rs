@@ -9,7 +9,7 @@ mod steps;
 use stateright::{Model, Property};
 
 pub use self::steps::{HIGHEST_STALE, Step};
-use crate::search::{Rules, World, rules};
+use crate::search::{World, rules};
 
 rules! {
     RecordIsWritten: "the record of a key is committed with the write",
@@ -138,7 +138,7 @@ pub struct Keys {
     pub newer: u8,
     /// Whether tokens are single-use. Each entry is a separate part of the world.
     pub single_use: Vec<bool>,
-    pub rules: Rules<Rule>,
+    pub rules: Rules,
 }
 
 impl Keys {
@@ -226,38 +226,37 @@ impl Model for Keys {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         vec![
-            Property::always(
+            always(
                 "a write under a key is executed at most once",
-                |_, state: &State| state.written.iter().all(|times| *times <= 1),
+                |_, state| state.written.iter().all(|times| *times <= 1),
             ),
-            Property::always("each reported success was committed", |_, state: &State| {
+            always("each reported success was committed", |_, state| {
                 let mut answers = state.answers.iter().zip(&state.written);
                 answers.all(|(answer, times)| answer.is_none() || *times > 0)
             }),
-            Property::always(
-                "every success returns the same answer",
-                |_, state: &State| !state.answers_differ,
-            ),
-            Property::always("a recorded write is not refused", |_, state: &State| {
+            always("every success returns the same answer", |_, state| {
+                !state.answers_differ
+            }),
+            always("a recorded write is not refused", |_, state| {
                 !state.refused_done
             }),
-            Property::always(
+            always(
                 "no client waits for a request that has ended",
-                |_, state: &State| !state.waits_for_ended,
+                |_, state| !state.waits_for_ended,
             ),
-            Property::sometimes(
+            sometimes(
                 "a repeated request with a stale token gets the stored answer",
-                |_, state: &State| state.replayed_when_stale,
+                |_, state| state.replayed_when_stale,
             ),
-            Property::sometimes(
+            sometimes(
                 "a repeated request gets the stored answer after a failover",
-                |world: &Self, state: &State| world.failovers == 0 || state.replayed_after_failover,
+                |world, state| world.failovers == 0 || state.replayed_after_failover,
             ),
-            Property::sometimes(
-                "a repeated request succeeds after a failure",
-                |_, state: &State| state.failed && state.answers[0].is_some(),
-            ),
+            sometimes("a repeated request succeeds after a failure", |_, state| {
+                state.failed && state.answers[0].is_some()
+            }),
         ]
     }
 }

@@ -3,21 +3,43 @@
 //! A step is one statement under its row locks, or one COMMIT. Between two steps of a holder, every
 //! other client may take any number of steps. A client that takes no steps is paused.
 
-mod rules;
 mod state;
 mod steps;
 
 use stateright::{Model, Property};
 
 pub use self::{
-    rules::Rule,
     state::{
         Attempt, Data, Database, FORGED, Faults, Holder, MOVE, Mode, Request, Row, Stage, State,
         Verdict, Who,
     },
     steps::Step,
 };
-use crate::search::{Rules, World};
+use crate::search::{World, rules};
+
+rules! {
+    OneTransaction: "the check and the write are in one transaction",
+    OneStatement: "one statement compares a token with `max_token` and updates `max_token`",
+    Newer: "an admitted token is above `max_token`, not equal to it",
+    Announcement: "a grant is announced before it is answered",
+    FencedRead: "a read is fenced like a write",
+    ReadLocks: "a fenced read locks the row from its admission to its COMMIT",
+    ReadCommits: "a fenced read is answered after its COMMIT",
+    ReadLeavesToken: "a fenced read leaves its own token valid",
+    NoticesFailover: "an admission detects a failover",
+    NewVersion: "a write creates a new version of the row even if `max_token` stays the same",
+    NeverBack: "a raise never lowers `max_token`",
+    OneBelow: "a raise leaves its own token valid",
+    RaiseAfterFailure: "after a handler has failed, the fence is raised before the answer",
+    Rejected: "a rejected request does not raise the fence",
+    GoneAway: "a client that disconnects leaves no open transaction",
+    CommitBeforeAnswer: "a success is reported only after its COMMIT",
+    AbortedIsFound: "an aborted transaction is not reported as a success",
+    UnknownIsNoSuccess: "an unconfirmed COMMIT is not reported as a success",
+    Guard: "a single statement checks that the row has not changed since its snapshot",
+    GuardByVersion: "a single statement compares the version of the row, not `max_token`",
+    MoveAfterFailover: "after a failover, all earlier tokens are stale",
+}
 
 /// A world with the same bounds for each of its modes.
 #[derive(Clone, Debug)]
@@ -27,7 +49,7 @@ pub struct Writes {
     pub modes: Vec<Mode>,
     /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
-    pub rules: Rules<Rule>,
+    pub rules: Rules,
 }
 
 impl Writes {
@@ -128,62 +150,62 @@ impl Model for Writes {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         vec![
-            Property::always("each reported success was committed", |_, state: &State| {
+            always("each reported success was committed", |_, state| {
                 all(state, |write| !write.is_answered || write.commits > 0)
             }),
-            Property::always(
+            always(
                 "a client writes at most once under a single-use token",
-                |_, state: &State| !state.mode.single_use || all(state, |write| write.commits <= 1),
+                |_, state| !state.mode.single_use || all(state, |write| write.commits <= 1),
             ),
-            Property::always(
+            always(
                 "an acknowledged write is present exactly once",
-                |_, state: &State| all(state, |write| !write.is_answered || write.changes == 1),
+                |_, state| all(state, |write| !write.is_answered || write.changes == 1),
             ),
-            Property::always(
-                "an unanswered write is present at most once",
-                |_, state: &State| all(state, |write| write.changes <= 1),
-            ),
-            Property::always(
+            always("an unanswered write is present at most once", |_, state| {
+                all(state, |write| write.changes <= 1)
+            }),
+            always(
                 "a committed write is not overwritten from an older read",
-                |_, state: &State| all(state, |write| write.changes >= write.commits),
+                |_, state| all(state, |write| write.changes >= write.commits),
             ),
-            Property::always(
+            always(
                 "after an answer under a token, older tokens are stale",
-                |_, state: &State| !state.older_admitted,
+                |_, state| !state.older_admitted,
             ),
-            Property::always(
+            always(
                 "a holder is refused only because of a newer grant or a used token",
-                |_, state: &State| !state.refused_for_nothing,
+                |_, state| !state.refused_for_nothing,
             ),
-            Property::always(
+            always(
                 "no client waits for a request that has ended",
-                |_, state: &State| !state.waits_forever(),
+                |_, state| !state.waits_forever(),
             ),
-            Property::sometimes("each holder has written", |world: &Self, state: &State| {
+            sometimes("each holder has written", |world, state| {
                 let mut holders = Who::HOLDERS[..world.holders].iter();
                 holders.all(|who| state.holder(*who).verdicts[0] == Verdict::Done)
             }),
-            Property::sometimes("an older holder is refused", |_, state: &State| {
+            sometimes("an older holder is refused", |_, state| {
                 state.holder(Who::A).verdicts.contains(&Verdict::Refused)
             }),
-            Property::sometimes(
+            sometimes(
                 "a client writes again under a reusable token",
-                |world, state: &State| {
+                |world, state| {
                     state.mode.single_use
                         || world.faults.repetitions == 0
                         || state.holder(Who::A).verdicts == [Verdict::Done; 2]
                 },
             ),
-            Property::sometimes(
+            sometimes(
                 "a write succeeds after a failed write under the same token",
-                |world, state: &State| {
+                |world, state| {
                     world.faults.failures + world.faults.repetitions < 2 || a_second_is_done(state)
                 },
             ),
-            Property::sometimes(
+            sometimes(
                 "a failover loses a write, and a later write succeeds",
-                |world, state: &State| {
+                |world, state| {
                     world.faults.failovers == 0
                         || state.holder(Who::A).verdicts[0] == Verdict::Lost
                             && state.holder(Who::B).verdicts[0] == Verdict::Done

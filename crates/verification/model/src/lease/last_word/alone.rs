@@ -1,9 +1,10 @@
-//! The outcome of a request if no other client takes a step.
+//! Requests during which no other client takes a step: the outcome of such a request, and walks of
+//! whole calls, which a real store can take.
 
 use stateright::Model;
 
 use super::{
-    LastWord,
+    LastWord, Step,
     request::ATTEMPTS,
     state::{HOLDERS, Holder, Kind, Of, Phase, Request, State},
 };
@@ -23,13 +24,32 @@ impl LastWord {
 
     fn gets_it_alone(&self, state: &State, holder: usize) -> bool {
         let mut state = state.clone();
-        while let Some(request) = &state.requests[holder] {
-            let next = Self::goes_on(Of(holder), request);
-            state = self
-                .next_state(&state, next)
-                .expect("a request in progress has a next step");
+        while state.requests[holder].is_some() {
+            self.go_on(&mut state, Of(holder), false);
         }
         matches!(state.holders[holder], Holder::Holds(_))
+    }
+
+    /// Returns the possible next calls and losses. A holder may also acquire its own lease once
+    /// more.
+    pub fn calls(&self, state: &State) -> Vec<Step> {
+        let mut steps = Vec::new();
+        self.actions(state, &mut steps);
+        let holders = state.holders.iter().enumerate();
+        for (holder, _) in holders.filter(|(_, holder)| matches!(holder, Holder::Holds(_))) {
+            let ask = |issuer| Step::Ask(Kind::Acquire, Of(holder), issuer);
+            steps.extend((0..self.issuers).map(ask));
+        }
+        steps
+    }
+
+    /// Takes a step, and then all steps of the request that it began.
+    pub fn take(&self, state: &State, step: Step) -> State {
+        let mut state = self.next_state(state, step).expect("the step is possible");
+        while let Some(place) = state.requests.iter().position(Option::is_some) {
+            self.go_on(&mut state, Of(place), false);
+        }
+        state
     }
 }
 

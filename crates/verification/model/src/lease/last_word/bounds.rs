@@ -1,10 +1,13 @@
 //! The bounds of the searches.
 
-use super::Loss;
+use super::{Loss, Rule, Rules};
+use crate::search::World;
 
-/// The maximum number of events of each kind.
+/// The world of a fence that takes precedence over the lease store.
+///
+/// A bound on events is the maximum number of such events.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct LastWord {
     pub holders: usize,
     pub issuers: u8,
     /// The possible losses.
@@ -30,9 +33,10 @@ pub struct Bounds {
     /// Whether leases are in the database of the fence. If so, leases are lost only together with
     /// the data of the fence.
     pub one_database: bool,
+    pub rules: Rules,
 }
 
-impl Default for Bounds {
+impl Default for LastWord {
     fn default() -> Self {
         Self {
             holders: 3,
@@ -48,142 +52,180 @@ impl Default for Bounds {
             releases: false,
             new_tokens: 0,
             one_database: false,
+            rules: Rules::default(),
         }
     }
 }
 
-/// Returns bounds with two holders.
-pub(super) fn two() -> Bounds {
-    Bounds {
-        holders: 2,
-        ..Bounds::default()
+impl LastWord {
+    /// Returns bounds with two holders.
+    fn two() -> Self {
+        Self {
+            holders: 2,
+            ..Self::default()
+        }
+    }
+
+    /// Returns bounds with two holders and these losses.
+    fn losing(most: u8, losses: &'static [Loss]) -> Self {
+        Self {
+            most,
+            losses,
+            ..Self::two()
+        }
+    }
+
+    fn holders(mut self, holders: usize) -> Self {
+        self.holders = holders;
+        self
+    }
+
+    /// Allows only one issuer.
+    fn alone(mut self) -> Self {
+        self.issuers = 1;
+        self
+    }
+
+    fn forged(mut self, forged: u8) -> Self {
+        self.forged = forged;
+        self
+    }
+
+    fn next_is_forged(mut self) -> Self {
+        self.next_is_forged = true;
+        self
+    }
+
+    fn neighbours(mut self, neighbours: u8) -> Self {
+        self.neighbours = neighbours;
+        self
+    }
+
+    fn abandoned(mut self, abandoned: u8) -> Self {
+        self.abandoned = abandoned;
+        self
+    }
+
+    fn delayed(mut self, delayed: u8) -> Self {
+        self.delayed = delayed;
+        self
+    }
+
+    fn renewals(mut self) -> Self {
+        self.renewals = true;
+        self
+    }
+
+    fn releases(mut self) -> Self {
+        self.releases = true;
+        self
+    }
+
+    fn new_tokens(mut self, new_tokens: u8) -> Self {
+        self.new_tokens = new_tokens;
+        self
+    }
+
+    fn one_database(mut self) -> Self {
+        self.one_database = true;
+        self
     }
 }
 
-/// Returns bounds with two holders and one of these losses.
-pub(super) fn losing(losses: &'static [Loss]) -> Bounds {
-    Bounds {
-        most: 1,
-        losses,
-        ..two()
-    }
-}
+impl World for LastWord {
+    type Rule = Rule;
+    const NAME: &'static str = "Precedence of the fence";
+    const RULES: &'static [Rule] = Rule::ALL;
+    const BOUNDS_OF_RULES_ADD: bool = true;
 
-/// Returns the bounds that a normal test run searches.
-pub fn small() -> Vec<Bounds> {
-    let two = two();
-    let alone = Bounds { issuers: 1, ..two };
-    let one = Bounds { holders: 1, ..two };
-    vec![
-        Bounds {
-            issuers: 1,
-            ..Bounds::default()
-        },
-        Bounds {
-            abandoned: 1,
-            ..alone
-        },
-        Bounds {
-            releases: true,
-            ..two
-        },
-        Bounds {
-            renewals: true,
-            new_tokens: 1,
-            delayed: 1,
-            ..alone
-        },
-        Bounds {
-            renewals: true,
-            new_tokens: 1,
-            abandoned: 1,
-            issuers: 1,
-            ..one
-        },
-        Bounds {
-            renewals: true,
-            new_tokens: 1,
-            delayed: 1,
-            ..one
-        },
-        Bounds {
-            forged: 1,
-            next_is_forged: true,
-            ..alone
-        },
-        Bounds {
-            forged: 1,
-            next_is_forged: true,
-            neighbours: 2,
-            new_tokens: 1,
-            ..alone
-        },
-        Bounds {
-            new_tokens: 1,
-            issuers: 1,
-            ..losing(&[Loss::KeysAreCopiedBack])
-        },
-        Bounds {
-            one_database: true,
-            renewals: true,
-            releases: true,
-            new_tokens: 1,
-            delayed: 1,
-            ..alone
-        },
-        Bounds {
-            one_database: true,
-            abandoned: 1,
-            ..alone
-        },
-        Bounds {
-            one_database: true,
-            renewals: true,
-            new_tokens: 1,
-            forged: 1,
-            next_is_forged: true,
-            ..alone
-        },
-        losing(&[Loss::KeysAreCopiedBack]),
-        losing(&[Loss::ReplicaIsPromoted]),
-        losing(&[
+    fn worlds() -> Vec<Self> {
+        let two = Self::two();
+        let (alone, one) = (two.alone(), two.holders(1));
+        vec![
+            Self::default().alone(),
+            alone.abandoned(1),
+            two.releases(),
+            alone.renewals().new_tokens(1).delayed(1),
+            one.renewals().new_tokens(1).abandoned(1).alone(),
+            one.renewals().new_tokens(1).delayed(1),
+            alone.forged(1).next_is_forged(),
+            alone.forged(1).next_is_forged().neighbours(2).new_tokens(1),
+            Self::losing(1, &[Loss::KeysAreCopiedBack])
+                .new_tokens(1)
+                .alone(),
+            alone
+                .one_database()
+                .renewals()
+                .releases()
+                .new_tokens(1)
+                .delayed(1),
+            alone.one_database().abandoned(1),
+            alone
+                .one_database()
+                .renewals()
+                .new_tokens(1)
+                .forged(1)
+                .next_is_forged(),
+            Self::losing(1, &[Loss::KeysAreCopiedBack]),
+            Self::losing(1, &[Loss::ReplicaIsPromoted]),
+            Self::losing(
+                1,
+                &[
+                    Loss::RedisRestarts,
+                    Loss::IssuerRestarts(0),
+                    Loss::IssuerRestarts(1),
+                ],
+            ),
+            Self::losing(1, &[Loss::StandbyIsPromoted]),
+            Self::losing(2, &[Loss::RedisRestarts, Loss::StandbyIsPromoted]),
+        ]
+    }
+
+    fn large_worlds() -> Vec<Self> {
+        let two = Self::two();
+        let any = &[
             Loss::RedisRestarts,
+            Loss::KeysAreCopiedBack,
+            Loss::ReplicaIsPromoted,
             Loss::IssuerRestarts(0),
             Loss::IssuerRestarts(1),
-        ]),
-        losing(&[Loss::StandbyIsPromoted]),
-        Bounds {
-            most: 2,
-            ..losing(&[Loss::RedisRestarts, Loss::StandbyIsPromoted])
-        },
-    ]
-}
+            Loss::DatabaseCrashes,
+            Loss::StandbyIsPromoted,
+        ];
+        vec![
+            Self::default(),
+            two.forged(1),
+            two.forged(1).new_tokens(2).delayed(1),
+            Self::losing(1, any),
+            Self::losing(1, any).new_tokens(1),
+        ]
+    }
 
-/// Returns the bounds whose searches take minutes.
-pub fn large() -> Vec<Bounds> {
-    let two = two();
-    let any = &[
-        Loss::RedisRestarts,
-        Loss::KeysAreCopiedBack,
-        Loss::ReplicaIsPromoted,
-        Loss::IssuerRestarts(0),
-        Loss::IssuerRestarts(1),
-        Loss::DatabaseCrashes,
-        Loss::StandbyIsPromoted,
-    ];
-    vec![
-        Bounds::default(),
-        Bounds { forged: 1, ..two },
-        Bounds {
-            forged: 1,
-            new_tokens: 2,
-            delayed: 1,
-            ..two
-        },
-        losing(any),
-        Bounds {
-            new_tokens: 1,
-            ..losing(any)
-        },
-    ]
+    fn in_bounds_of(rule: Rule) -> Self {
+        let two = Self::two();
+        let alone = two.alone();
+        match rule {
+            Rule::Announce | Rule::Raise | Rule::OfTheStore | Rule::LiftCompares => alone,
+            Rule::OnDisk => Self::losing(1, &[Loss::DatabaseCrashes]),
+            Rule::Highest | Rule::WhoseLease => Self::losing(1, &[Loss::KeysAreCopiedBack]),
+            Rule::Repeats => two.holders(1).renewals(),
+            Rule::Lift => alone.forged(1),
+            Rule::CounterStays => alone.forged(1).holders(1),
+            Rule::NoneBetween => alone.forged(1).neighbours(2).new_tokens(1).holders(1),
+            Rule::Ends => alone.forged(1).next_is_forged().new_tokens(1).holders(1),
+            Rule::NewToken => alone.holders(1).new_tokens(1).delayed(1),
+            Rule::OfOthers => two
+                .holders(1)
+                .renewals()
+                .abandoned(1)
+                .new_tokens(1)
+                .delayed(1),
+            Rule::MoveUp => Self::losing(1, &[Loss::StandbyIsPromoted]),
+        }
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.rules = Rules::without(rule);
+        self
+    }
 }

@@ -1,7 +1,7 @@
 //! The row of the fence for a resource, the protected value, and the last epoch. Each statement is
 //! one step.
 
-use super::rules::{Rule, Rules};
+use super::{Rule, Rules};
 
 /// The number of tokens in an epoch.
 pub const EPOCH: u8 = 16;

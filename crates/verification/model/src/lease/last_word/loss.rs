@@ -29,23 +29,23 @@ const FAR: u8 = 12 * EPOCH;
 impl LastWord {
     pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
         let server = &state.servers[usize::from(state.master)];
-        if state.forged < self.bounds.forged {
+        if state.forged < self.forged {
             // The forged token is one that the store will grant later, or one that it never grants.
-            let last = match self.bounds.one_database {
+            let last = match self.one_database {
                 true => state.database.seen(),
                 false => server.counter,
             };
             let forge = |token, reusable| Step::Forge { token, reusable };
             steps.push(forge(last + 2, false));
             steps.push(forge(FAR, false));
-            if self.bounds.next_is_forged {
+            if self.next_is_forged {
                 steps.push(forge(last + 1, true));
             }
         }
-        if state.losses == self.bounds.most {
+        if state.losses == self.most {
             return;
         }
-        let comes = |loss| self.bounds.losses.contains(&loss);
+        let comes = |loss| self.losses.contains(&loss);
         if comes(Loss::KeysAreCopiedBack) && state.saved.is_none() {
             steps.push(Step::RedisIsSaved);
         }
@@ -56,14 +56,14 @@ impl LastWord {
             Loss::RedisRestarts => true,
             Loss::KeysAreCopiedBack => state.saved.as_ref().is_some_and(|saved| saved != server),
             Loss::ReplicaIsPromoted => state.master == 0,
-            Loss::IssuerRestarts(issuer) => *issuer < self.bounds.issuers,
+            Loss::IssuerRestarts(issuer) => *issuer < self.issuers,
             Loss::DatabaseCrashes => state.disk != state.database,
             Loss::StandbyIsPromoted => state
                 .standby
                 .as_ref()
                 .is_some_and(|standby| *standby != state.database),
         };
-        let losses = self.bounds.losses.iter().copied().filter(happens);
+        let losses = self.losses.iter().copied().filter(happens);
         steps.extend(losses.map(Step::Lose));
     }
 

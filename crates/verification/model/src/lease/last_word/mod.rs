@@ -5,42 +5,50 @@ mod alone;
 mod bounds;
 mod database;
 mod loss;
-mod one_database;
 mod request;
-mod rules;
 pub mod state;
-mod walk;
 mod write;
 
 use stateright::{Model, Property};
 
 use self::{
-    bounds::{large, small},
     database::EPOCH,
-    rules::{Promise, Rules},
     state::{HOLDERS, Holder, Kind, Of, Phase, State},
 };
-use crate::search::World;
 
-pub use self::{bounds::Bounds, loss::Loss, rules::Rule};
+pub use self::{bounds::LastWord, loss::Loss};
+use crate::search::{promises, rules};
+
+promises! {
+    LastWord, |state| state.past.broken,
+    NoLostUpdate: "no write overwrites an update that its holder has not read",
+    OlderIsStale: "after an answer under a token, older tokens are stale",
+    Distinct: "no two leases have the same token",
+    Later: "a later grant has a higher token",
+    Stands: "without a fault, the holder of a valid lease is not refused",
+    OwnCounter: "no forged token changes a token counter",
+}
+
+rules! {
+    Announce: "a grant is announced before it is answered",
+    Raise: "an announcement makes older tokens stale",
+    OnDisk: "an announcement is on disk before the answer",
+    Highest: "the row stores the highest announced token",
+    WhoseLease: "the row stores the lease of the announced token",
+    Repeats: "the last announcement may be repeated",
+    Lift: "a superseded grant gets a higher token",
+    OfTheStore: "the store, not the announcement, assigns the higher token",
+    LiftCompares: "only a lease that is still held gets the higher token",
+    CounterStays: "the higher token does not change the token counter",
+    NoneBetween: "another lease or a foreign token supersedes a renewal, even below its new token",
+    Ends: "a token above the announced one ends the announcement",
+    NewToken: "a renewal with a new token is announced",
+    OfOthers: "a renewal announces a token that another process has assigned",
+    MoveUp: "after a change of the timeline, all earlier tokens are stale",
+}
 
 /// The maximum number of reconnections of issuers after a promotion.
 const RECONNECTS: u8 = 2;
-
-/// The world of a fence that takes precedence over the lease store.
-#[derive(Clone, Debug)]
-pub struct LastWord {
-    pub bounds: Bounds,
-    rules: Rules,
-}
-
-impl LastWord {
-    /// Creates the world with all rules.
-    pub fn within(bounds: Bounds) -> Self {
-        let rules = Rules::default();
-        Self { bounds, rules }
-    }
-}
 
 /// A step of a holder, an issuer, a server or the database.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,30 +90,6 @@ pub enum Step {
     Lose(Loss),
 }
 
-impl World for LastWord {
-    type Rule = Rule;
-    const NAME: &'static str = "Precedence of the fence";
-    const RULES: &'static [Rule] = Rule::ALL;
-    const BOUNDS_OF_RULES_ADD: bool = true;
-
-    fn worlds() -> Vec<Self> {
-        small().into_iter().map(Self::within).collect()
-    }
-
-    fn large_worlds() -> Vec<Self> {
-        large().into_iter().map(Self::within).collect()
-    }
-
-    fn in_bounds_of(rule: Rule) -> Self {
-        Self::within(rule.bounds())
-    }
-
-    fn leave_out(mut self, rule: Rule) -> Self {
-        self.rules = Rules::without(rule);
-        self
-    }
-}
-
 impl Model for LastWord {
     type State = State;
     type Action = Step;
@@ -122,12 +106,12 @@ impl Model for LastWord {
                     steps.push(Step::IsAnswered(Of(place)));
                 }
                 let is_free = state.requests[HOLDERS].is_none();
-                if place < HOLDERS && is_free && state.abandoned < self.bounds.abandoned {
+                if place < HOLDERS && is_free && state.abandoned < self.abandoned {
                     steps.push(Step::Abandon(Of(place)));
                 }
             }
         }
-        for holder in 0..self.bounds.holders {
+        for holder in 0..self.holders {
             // Holders begin in order.
             if holder > 0 && state.holders[holder - 1] == Holder::New {
                 break;
@@ -146,9 +130,9 @@ impl Model for LastWord {
             }
         }
         if state.master == 1 && state.reconnects < RECONNECTS {
-            steps.extend((0..self.bounds.issuers).map(|issuer| Step::Reconnects { issuer }));
+            steps.extend((0..self.issuers).map(|issuer| Step::Reconnects { issuer }));
         }
-        if state.neighbours < self.bounds.neighbours {
+        if state.neighbours < self.neighbours {
             steps.push(Step::NeighbourIsGranted);
         }
         self.losses(state, steps);
@@ -162,12 +146,12 @@ impl Model for LastWord {
                 state.abandoned += 1;
                 state.requests[HOLDERS] = state.requests[of.0].take();
             }
-            Step::ScriptRuns(of) => self.run_script(&mut state, of),
-            Step::IsAnnounced(of) => self.announce(&mut state, of),
-            Step::TakesHigherToken(of) => self.take_higher(&mut state, of),
-            Step::IsStillHeldAndAnswered(of) => self.confirm(&mut state, of),
-            Step::IsAnswered(of) => self.answer_at_once(&mut state, of),
-            Step::IsReleased(of) => self.release_lost(&mut state, of),
+            Step::ScriptRuns(of)
+            | Step::IsAnnounced(of)
+            | Step::TakesHigherToken(of)
+            | Step::IsStillHeldAndAnswered(of)
+            | Step::IsReleased(of) => self.go_on(&mut state, of, false),
+            Step::IsAnswered(of) => self.go_on(&mut state, of, true),
             Step::Reads(_) | Step::Writes(_) | Step::WriteIsDelayed(_) => {
                 self.work(&mut state, step)
             }
@@ -197,20 +181,20 @@ impl Model for LastWord {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         let mut properties = Promise::properties();
         properties.extend([
-            Property::always(
-                "no token blocks a resource",
-                |world: &Self, state: &State| world.grants_who_is_alone(state),
-            ),
-            Property::sometimes("every holder has written", |world: &Self, state: &State| {
-                state.past.wrote + 1 == 1 << world.bounds.holders
+            always("no token blocks a resource", |world, state| {
+                world.grants_who_is_alone(state)
+            }),
+            sometimes("every holder has written", |world, state| {
+                state.past.wrote + 1 == 1 << world.holders
             }),
         ]);
-        if self.bounds.forged > 0 {
-            properties.push(Property::sometimes(
+        if self.forged > 0 {
+            properties.push(sometimes(
                 "a holder writes after a token was forged",
-                |_: &Self, state: &State| state.past.wrote_after_forgery,
+                |_, state| state.past.wrote_after_forgery,
             ));
         }
         properties

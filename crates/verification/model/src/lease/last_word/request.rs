@@ -1,9 +1,8 @@
 //! A request at an issuer that announces its grants.
 
 use super::{
-    LastWord, Step,
+    LastWord, Promise, Rule, Step,
     database::Announcement,
-    rules::{Promise, Rule},
     state::{HOLDERS, Held, Holder, Kind, Of, Phase, Request, Server, State},
 };
 
@@ -15,27 +14,20 @@ impl LastWord {
     pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
         // The issuers are interchangeable, so the first request goes to the first issuer.
         let first = state.holders[0] == Holder::New;
-        let issuers = if first { 1 } else { self.bounds.issuers };
+        let issuers = if first { 1 } else { self.issuers };
         let of = Of(holder);
         for issuer in 0..issuers {
             let mut ask = |kind| steps.push(Step::Ask(kind, of, issuer));
             match state.holders[holder] {
                 Holder::New | Holder::Asks => {
                     // A holder whose grant was not answered acquires the lease once more.
-                    if usize::from(state.grants) <= self.bounds.holders {
+                    if usize::from(state.grants) <= self.holders {
                         ask(Kind::Acquire);
                     }
                 }
                 Holder::Holds(_) => {
-                    if self.bounds.releases {
-                        ask(Kind::Release);
-                    }
-                    if self.bounds.renewals {
-                        ask(Kind::Renew { new_token: false });
-                    }
-                    if state.new_tokens < self.bounds.new_tokens {
-                        ask(Kind::Renew { new_token: true });
-                    }
+                    let new_tokens = state.new_tokens < self.new_tokens;
+                    Kind::of_holder(self.releases, self.renewals, new_tokens).for_each(ask);
                 }
                 Holder::Done => {}
             }
@@ -69,45 +61,95 @@ impl LastWord {
         }
     }
 
+    /// Takes the next step of a request. If it answers at once, the lease is not checked again.
+    pub(super) fn go_on(&self, state: &mut State, of: Of, at_once: bool) {
+        let mut request = state.requests[of.0]
+            .take()
+            .expect("the request is in progress");
+        let next = match request.phase {
+            Phase::Sent if self.one_database => self.run_in_database(state, of, &request),
+            Phase::Sent => self.run_script(state, of, &request),
+            Phase::Took(token) => self.announce(state, of, &request, token),
+            Phase::Superseded(next) => {
+                request.higher += 1;
+                self.take_higher(state, of, &request, next)
+            }
+            Phase::Announced(token) if at_once => self.answer(state, of, &request, token),
+            Phase::Announced(token) => self.confirm(state, of, &request, token),
+            Phase::Lost => self.release_lost(state, of, &request),
+        };
+        state.requests[of.0] = next.map(|phase| Request { phase, ..request });
+    }
+
     /// Grants, renews or releases a lease in the store.
-    pub(super) fn run_script(&self, state: &mut State, of: Of) {
-        if self.bounds.one_database {
-            return self.run_in_database(state, of);
-        }
-        let request = take(state, of);
-        let server = server_of(state, &request);
-        let took = match request.kind {
-            Kind::Acquire => match server.lease {
-                Some((id, token)) if id == request.id => Some(token),
-                // The holder retries, or gives up.
-                Some(_) => return,
-                None => {
-                    let token = server.take(request.id, 0);
-                    state.grants += 1;
-                    Some(token)
-                }
-            },
-            Kind::Renew { new_token } => match server.lease {
-                Some((id, token)) if id == request.id => Some(match new_token {
-                    false => token,
-                    // A foreign token does not move the counter, so the new token may be above the
-                    // counter.
-                    true => server.take(id, token + 1),
-                }),
-                _ => None,
-            },
-            Kind::Release => {
+    fn run_script(&self, state: &mut State, of: Of, request: &Request) -> Option<Phase> {
+        let server = server_of(state, request);
+        let held = server.lease.filter(|(id, _)| *id == request.id);
+        let token = match (request.kind, held) {
+            (Kind::Release, _) => {
                 server.lease.take_if(|(id, _)| *id == request.id);
-                return;
+                return None;
+            }
+            // The holder retries, or gives up.
+            (Kind::Acquire, None) if server.lease.is_some() => return None,
+            (Kind::Acquire, None) => {
+                let token = server.take(request.id, 0);
+                state.grants += 1;
+                token
+            }
+            (Kind::Renew { .. }, None) => return Self::is_lost(state, of),
+            // A foreign token does not move the counter, so the new token may be above the counter.
+            (Kind::Renew { new_token: true }, Some((id, token))) => server.take(id, token + 1),
+            (Kind::Acquire | Kind::Renew { .. }, Some((_, token))) => token,
+        };
+        match self.needs_no_announcement(state, request, token) {
+            true => self.answer(state, of, request, token),
+            false => Some(Phase::Took(token)),
+        }
+    }
+
+    /// Executes a whole request on a lease in the database of the fence. A grant and its
+    /// announcement are one transaction, and the row of the fence is the token counter.
+    fn run_in_database(&self, state: &mut State, of: Of, request: &Request) -> Option<Phase> {
+        let row = &state.database;
+        let (max_token, announced) = (row.max_token, (row.announced, row.lease));
+        // A higher token has been used since the announcement.
+        let has_ended = row.announced > 0 && row.lease.is_none();
+        let next = row.seen() + 1;
+        let lease = &mut server_of(state, request).lease;
+        let held = lease.filter(|(id, _)| *id == request.id);
+        let token = match (request.kind, held) {
+            (Kind::Release, _) => {
+                lease.take_if(|(id, _)| *id == request.id);
+                return None;
+            }
+            (Kind::Acquire, None) if lease.is_some() => return None,
+            (Kind::Acquire, None) => {
+                state.grants += 1;
+                next
+            }
+            // A token that is used up is not valid for a further write.
+            (Kind::Acquire, Some((_, token))) if token <= max_token => next,
+            (Kind::Acquire, Some((_, token))) => token,
+            (Kind::Renew { .. }, None) => return Self::is_lost(state, of),
+            (Kind::Renew { new_token }, Some((id, token))) => {
+                let was_last = announced == (token, Some(id));
+                if max_token + u8::from(has_ended) > token || new_token && !was_last {
+                    *lease = None;
+                    if Self::no_fault(state) && self.abandoned == 0 {
+                        state.past.breaks(Promise::Stands);
+                    }
+                    return Self::is_lost(state, of);
+                }
+                if new_token { next } else { token }
             }
         };
-        let Some(token) = took else {
-            return Self::is_lost(state, of);
-        };
-        if self.needs_no_announcement(state, &request, token) {
-            return self.answer(state, of, &request, token);
+        if token == next {
+            server_of(state, request).lease = Some((request.id, token));
+            state.database.grant(token, request.id, self.rules);
+            state.disk = state.database.clone();
         }
-        put(state, of, Phase::Took(token), request);
+        self.answer(state, of, request, token)
     }
 
     fn needs_no_announcement(&self, state: &State, request: &Request, token: u8) -> bool {
@@ -123,11 +165,7 @@ impl LastWord {
         }
     }
 
-    pub(super) fn announce(&self, state: &mut State, of: Of) {
-        let request = take(state, of);
-        let Phase::Took(token) = request.phase else {
-            unreachable!("the request has taken a token");
-        };
+    fn announce(&self, state: &mut State, of: Of, request: &Request, token: u8) -> Option<Phase> {
         let renews = matches!(request.kind, Kind::Renew { .. });
         let announcement = state
             .database
@@ -135,37 +173,31 @@ impl LastWord {
         if self.rules.has(Rule::OnDisk) {
             state.disk = state.database.clone();
         }
-        let phase = match announcement {
-            Announcement::Announced => Phase::Announced(token),
+        match announcement {
+            Announcement::Announced => Some(Phase::Announced(token)),
             Announcement::Superseded { next, was_last } => match request.kind {
                 Kind::Renew { new_token: false } if was_last && next == token + 1 => {
-                    return self.answer(state, of, &request, token);
+                    self.answer(state, of, request, token)
                 }
-                Kind::Renew { .. } => Phase::Lost,
+                Kind::Renew { .. } => Some(Phase::Lost),
                 // Without this rule, the database grants the higher token.
                 _ if !self.rules.has(Rule::OfTheStore) => {
                     state.database.grant(next, request.id, self.rules);
-                    Phase::Announced(next)
+                    Some(Phase::Announced(next))
                 }
                 _ if self.rules.has(Rule::Lift) && request.higher < ATTEMPTS => {
-                    Phase::Superseded(next)
+                    Some(Phase::Superseded(next))
                 }
                 // The request fails.
-                _ => return,
+                _ => None,
             },
-        };
-        put(state, of, phase, request);
+        }
     }
 
     /// Takes a token from the store that is above all tokens that the fence has received.
-    pub(super) fn take_higher(&self, state: &mut State, of: Of) {
-        let mut request = take(state, of);
-        let Phase::Superseded(next) = request.phase else {
-            unreachable!("the token was superseded");
-        };
+    fn take_higher(&self, state: &mut State, of: Of, request: &Request, next: u8) -> Option<Phase> {
         let compares = self.rules.has(Rule::LiftCompares);
-        let follows = !self.rules.has(Rule::CounterStays);
-        let server = server_of(state, &request);
+        let server = server_of(state, request);
         let Some((id, _)) = server
             .lease
             .filter(|(id, _)| !compares || *id == request.id)
@@ -173,64 +205,50 @@ impl LastWord {
             return Self::is_lost(state, of);
         };
         let token = server.take(id, next);
-        if follows {
+        if !self.rules.has(Rule::CounterStays) {
             server.counter = token;
         }
-        request.higher += 1;
-        put(state, of, Phase::Took(token), request);
+        Some(Phase::Took(token))
     }
 
     /// Checks again that the lease is still held, and answers.
-    pub(super) fn confirm(&self, state: &mut State, of: Of) {
-        let request = take(state, of);
-        let Phase::Announced(token) = request.phase else {
-            unreachable!("the grant was announced");
-        };
-        let plain = !self.rules.has(Rule::OfTheStore);
-        let server = server_of(state, &request);
+    fn confirm(&self, state: &mut State, of: Of, request: &Request, token: u8) -> Option<Phase> {
+        let server = server_of(state, request);
         match server.lease.filter(|(id, _)| *id == request.id) {
             None => Self::is_lost(state, of),
-            Some((id, _)) if plain => {
+            Some((id, _)) if !self.rules.has(Rule::OfTheStore) => {
                 server.lease = Some((id, token));
-                self.answer(state, of, &request, token);
+                self.answer(state, of, request, token)
             }
-            Some((_, now)) if now == token => self.answer(state, of, &request, token),
-            Some((_, now)) => put(state, of, Phase::Took(now), request),
+            Some((_, now)) if now == token => self.answer(state, of, request, token),
+            Some((_, now)) => Some(Phase::Took(now)),
         }
     }
 
-    /// Answers the announced grant without another check of the lease.
-    pub(super) fn answer_at_once(&self, state: &mut State, of: Of) {
-        let request = take(state, of);
-        let Phase::Announced(token) = request.phase else {
-            unreachable!("the grant was announced");
-        };
-        self.answer(state, of, &request, token);
-    }
-
-    pub(super) fn release_lost(&self, state: &mut State, of: Of) {
-        let request = take(state, of);
-        let server = server_of(state, &request);
+    fn release_lost(&self, state: &mut State, of: Of, request: &Request) -> Option<Phase> {
+        let server = server_of(state, request);
         let stood = server.lease.take_if(|(id, _)| *id == request.id).is_some();
         // A holder that has sent two requests may supersede itself.
-        if stood && Self::no_fault(state) && self.bounds.abandoned == 0 {
+        if stood && Self::no_fault(state) && self.abandoned == 0 {
             state.past.breaks(Promise::Stands);
         }
-        Self::is_lost(state, of);
+        Self::is_lost(state, of)
     }
 
-    /// Records that the holder has lost its lease. A holder that was acquiring the lease may retry.
-    pub(super) fn is_lost(state: &mut State, Of(holder): Of) {
+    /// Ends a request whose lease is lost. A holder that was acquiring the lease may retry.
+    fn is_lost(state: &mut State, Of(holder): Of) -> Option<Phase> {
         if let Some(holder @ Holder::Holds(_)) = state.holders.get_mut(holder) {
             *holder = Holder::Done;
         }
+        None
     }
 
-    pub(super) fn answer(&self, state: &mut State, of: Of, request: &Request, token: u8) {
+    /// Answers a request, which ends.
+    fn answer(&self, state: &mut State, of: Of, request: &Request, token: u8) -> Option<Phase> {
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         issuer.announced[usize::from(request.id)] = Some(token);
         if of.0 == HOLDERS {
-            return;
+            return None;
         }
         let new = Held {
             id: request.id,
@@ -260,6 +278,7 @@ impl LastWord {
         if let Err(place) = past.answered.binary_search(&answered) {
             past.answered.insert(place, answered);
         }
+        None
     }
 
     pub(super) fn no_fault(state: &State) -> bool {
@@ -277,17 +296,7 @@ impl Server {
     }
 }
 
-pub(super) fn take(state: &mut State, of: Of) -> Request {
-    state.requests[of.0]
-        .take()
-        .expect("the request is in progress")
-}
-
-fn put(state: &mut State, of: Of, phase: Phase, request: Request) {
-    state.requests[of.0] = Some(Request { phase, ..request });
-}
-
-pub(super) fn server_of<'a>(state: &'a mut State, request: &Request) -> &'a mut Server {
+fn server_of<'a>(state: &'a mut State, request: &Request) -> &'a mut Server {
     let server = state.issuers[usize::from(request.issuer)].server;
     &mut state.servers[usize::from(server)]
 }

@@ -2,16 +2,14 @@
 //! that the promises refer to.
 
 use super::{
+    Promise,
     database::{Database, EPOCH},
-    rules::Promise,
 };
-pub use crate::lease::{Kind, Of};
-
-pub const HOLDERS: usize = 3;
+pub use crate::lease::{HOLDERS, Holder, Kind, Of};
 
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
-    pub holders: [Holder; HOLDERS],
+    pub holders: [Holder<Held>; HOLDERS],
     /// The request for which each holder waits. The last entry is a request whose caller has
     /// disconnected.
     pub requests: [Option<Request>; HOLDERS + 1],
@@ -38,15 +36,6 @@ pub struct State {
     pub delays: u8,
     pub new_tokens: u8,
     pub past: Past,
-}
-
-#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
-pub enum Holder {
-    #[default]
-    New,
-    Asks,
-    Holds(Held),
-    Done,
 }
 
 /// A holder's view of its lease.

@@ -1,8 +1,7 @@
 //! The reads of holders, and the writes that are based on them.
 
 use super::{
-    LastWord, Step,
-    rules::Promise,
+    LastWord, Promise, Step,
     state::{Held, Holder, State},
 };
 
@@ -21,7 +20,7 @@ impl LastWord {
             }
         } else {
             steps.push(Step::Writes(of));
-            if state.delays < self.bounds.delayed {
+            if state.delays < self.delayed {
                 steps.push(Step::WriteIsDelayed(of));
             }
         }
@@ -43,7 +42,7 @@ impl LastWord {
                 } else {
                     let server = &state.servers[usize::from(state.master)];
                     // If the holder may have sent two requests, the lease may have another token.
-                    let asked = self.bounds.new_tokens + self.bounds.abandoned > 0;
+                    let asked = self.new_tokens + self.abandoned > 0;
                     let stands = server.lease.is_some_and(|(id, token)| {
                         id == held.id && (token == held.token || !asked)
                     });

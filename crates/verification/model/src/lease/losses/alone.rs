@@ -1,9 +1,10 @@
-//! The outcome of a request if no other client takes a step.
+//! Requests during which no other client takes a step: the outcome of such a request, and walks of
+//! whole calls, which a real store can take.
 
 use stateright::Model;
 
 use super::{
-    Losses,
+    Losses, Step,
     state::{HOLDERS, Holder, Kind, Of, Phase, State},
 };
 
@@ -27,13 +28,10 @@ impl Losses {
     fn gets_it_alone(&self, state: &State, holder: usize, issuer: u8) -> bool {
         let mut state = state.clone();
         for _ in 0..STEPS {
-            let Some(request) = &state.requests[holder] else {
+            if state.requests[holder].is_none() {
                 return self.is_answered(&state, holder, issuer);
-            };
-            let next = Self::goes_on(Of(holder), request);
-            state = self
-                .next_state(&state, next)
-                .expect("a request in progress has a next step");
+            }
+            self.go_on(&mut state, Of(holder));
         }
         false
     }
@@ -48,5 +46,31 @@ impl Losses {
         let is_of_another =
             counter.any(|counter| usize::from(counter.source) != self.application(id));
         matches!(state.holders[holder], Holder::Holds(_)) || is_held || is_of_another
+    }
+
+    /// Returns the possible next calls and losses.
+    pub fn calls(&self, state: &State) -> Vec<Step> {
+        let mut steps = Vec::new();
+        self.actions(state, &mut steps);
+        steps
+    }
+
+    /// Takes a step, and then all steps of the request that it began.
+    pub fn take(&self, state: &State, step: Step) -> State {
+        self.finish(self.next_state(state, step).expect("the step is possible"))
+    }
+
+    /// Like [`take`](Self::take), but the caller of the request disconnects immediately.
+    pub fn take_abandoned(&self, state: &State, step: Step, holder: Of) -> State {
+        let asked = self.next_state(state, step).expect("the step is possible");
+        let abandoned = self.next_state(&asked, Step::Abandon(holder));
+        self.finish(abandoned.expect("the step is possible"))
+    }
+
+    fn finish(&self, mut state: State) -> State {
+        while let Some(place) = state.requests.iter().position(Option::is_some) {
+            self.go_on(&mut state, Of(place));
+        }
+        state
     }
 }

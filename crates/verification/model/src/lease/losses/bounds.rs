@@ -1,10 +1,13 @@
 //! The bounds of the searches.
 
-use super::Loss;
+use super::{Loss, Rule, Rules};
+use crate::search::World;
 
-/// The maximum number of events of each kind.
+/// The world of a lease store and of databases, all of which may lose data.
+///
+/// A bound on events is the maximum number of such events.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct Losses {
     pub holders: usize,
     pub issuers: usize,
     /// The number of applications. If there are two, each has its own issuer and database.
@@ -27,9 +30,10 @@ pub struct Bounds {
     pub numbers: u8,
     /// Whether the database detects that its timeline has changed.
     pub notices: bool,
+    pub rules: Rules,
 }
 
-impl Default for Bounds {
+impl Default for Losses {
     fn default() -> Self {
         Self {
             holders: 3,
@@ -44,100 +48,162 @@ impl Default for Bounds {
             new_tokens: 0,
             numbers: 8,
             notices: false,
+            rules: Rules::default(),
         }
     }
 }
 
-/// Returns bounds with two holders.
-pub(super) fn two() -> Bounds {
-    Bounds {
-        holders: 2,
-        ..Bounds::default()
+impl Losses {
+    /// Returns bounds with two holders.
+    fn two() -> Self {
+        Self {
+            holders: 2,
+            ..Self::default()
+        }
+    }
+
+    /// Returns bounds with two holders and these losses.
+    fn losing(most: u8, losses: &'static [Loss]) -> Self {
+        Self {
+            most,
+            losses,
+            ..Self::two()
+        }
+    }
+
+    fn holders(mut self, holders: usize) -> Self {
+        self.holders = holders;
+        self
+    }
+
+    /// Allows only one issuer.
+    fn alone(mut self) -> Self {
+        self.issuers = 1;
+        self
+    }
+
+    fn applications(mut self, applications: usize) -> Self {
+        self.applications = applications;
+        self
+    }
+
+    fn apart(mut self) -> Self {
+        self.apart = true;
+        self
+    }
+
+    fn abandoned(mut self, abandoned: u8) -> Self {
+        self.abandoned = abandoned;
+        self
+    }
+
+    fn renewals(mut self) -> Self {
+        self.renewals = true;
+        self
+    }
+
+    fn releases(mut self) -> Self {
+        self.releases = true;
+        self
+    }
+
+    fn new_tokens(mut self, new_tokens: u8) -> Self {
+        self.new_tokens = new_tokens;
+        self
+    }
+
+    fn numbers(mut self, numbers: u8) -> Self {
+        self.numbers = numbers;
+        self
+    }
+
+    fn notices(mut self) -> Self {
+        self.notices = true;
+        self
     }
 }
 
-/// Returns bounds with two holders and these losses.
-pub(super) fn losing(most: u8, losses: &'static [Loss]) -> Bounds {
-    Bounds {
-        most,
-        losses,
-        ..two()
+impl World for Losses {
+    type Rule = Rule;
+    const NAME: &'static str = "Leases and losses";
+    const RULES: &'static [Rule] = Rule::ALL;
+    const BOUNDS_OF_RULES_ADD: bool = true;
+
+    fn worlds() -> Vec<Self> {
+        let promoted_and_flushed =
+            Self::losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed]);
+        vec![
+            Self::two().renewals().releases().new_tokens(1),
+            Self::two().abandoned(1).numbers(2),
+            Self::losing(1, &[Loss::RedisIsFlushed]),
+            Self::losing(1, ANY_OF_REDIS),
+            Self::losing(2, &[Loss::DatabaseCrashes, Loss::RedisIsFlushed]),
+            promoted_and_flushed,
+            promoted_and_flushed.notices(),
+            Self::losing(1, &[Loss::KeysAreCopiedBack])
+                .alone()
+                .renewals(),
+            Self::losing(2, &[Loss::StandbyIsPromoted, Loss::KeysAreCopiedBack]).alone(),
+            Self::losing(1, &[Loss::ReplicaIsPromoted]),
+            Self::losing(2, &[Loss::ReplicaIsPromoted, Loss::RedisIsFlushed]),
+            Self::losing(2, &[Loss::RedisIsFlushed]).applications(2),
+        ]
     }
-}
 
-/// Returns the bounds that a normal test run searches.
-pub fn small() -> Vec<Bounds> {
-    let alone = |bounds| Bounds {
-        issuers: 1,
-        ..bounds
-    };
-    let promoted_and_flushed = losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed]);
-    vec![
-        Bounds {
-            renewals: true,
-            releases: true,
-            new_tokens: 1,
-            ..two()
-        },
-        Bounds {
-            abandoned: 1,
-            numbers: 2,
-            ..two()
-        },
-        losing(1, &[Loss::RedisIsFlushed]),
-        losing(1, ANY_OF_REDIS),
-        losing(2, &[Loss::DatabaseCrashes, Loss::RedisIsFlushed]),
-        promoted_and_flushed,
-        Bounds {
-            notices: true,
-            ..promoted_and_flushed
-        },
-        Bounds {
-            renewals: true,
-            ..alone(losing(1, &[Loss::KeysAreCopiedBack]))
-        },
-        alone(losing(
-            2,
-            &[Loss::StandbyIsPromoted, Loss::KeysAreCopiedBack],
-        )),
-        losing(1, &[Loss::ReplicaIsPromoted]),
-        losing(2, &[Loss::ReplicaIsPromoted, Loss::RedisIsFlushed]),
-        Bounds {
-            applications: 2,
-            ..losing(2, &[Loss::RedisIsFlushed])
-        },
-    ]
-}
-
-/// Returns the bounds whose searches take minutes.
-pub fn large() -> Vec<Bounds> {
-    vec![
-        Bounds {
-            holders: 3,
-            ..losing(1, ANY_OF_REDIS)
-        },
-        Bounds {
-            holders: 3,
-            ..losing(2, &[Loss::RedisIsFlushed, Loss::RedisRestartsFromAnOldFile])
-        },
-        losing(2, ANY_OF_REDIS),
-        Bounds {
-            abandoned: 1,
-            ..losing(1, ANY_OF_REDIS)
-        },
-        Bounds {
-            holders: 3,
-            ..losing(1, &[Loss::ReplicaIsPromoted])
-        },
-        losing(2, PROMOTION_AND_ANOTHER),
-        Bounds {
-            notices: true,
-            ..losing(
+    fn large_worlds() -> Vec<Self> {
+        vec![
+            Self::losing(1, ANY_OF_REDIS).holders(3),
+            Self::losing(2, &[Loss::RedisIsFlushed, Loss::RedisRestartsFromAnOldFile]).holders(3),
+            Self::losing(2, ANY_OF_REDIS),
+            Self::losing(1, ANY_OF_REDIS).abandoned(1),
+            Self::losing(1, &[Loss::ReplicaIsPromoted]).holders(3),
+            Self::losing(2, PROMOTION_AND_ANOTHER),
+            Self::losing(
                 2,
                 &[Loss::StandbyIsPromoted, Loss::RedisRestartsFromAnOldFile],
             )
-        },
-    ]
+            .notices(),
+        ]
+    }
+
+    fn in_bounds_of(rule: Rule) -> Self {
+        let flushed = |most| Self::losing(most, &[Loss::RedisIsFlushed]);
+        match rule {
+            Rule::Epoch => flushed(1),
+            Rule::ReplicationId => Self::losing(1, &[Loss::RedisRestartsFromAnOldFile]),
+            Rule::Incarnation => flushed(1).abandoned(1),
+            Rule::AboveTheCounter => Self::two().abandoned(1).numbers(2),
+            Rule::NotAhead => flushed(1).holders(3),
+            Rule::EndOfNumbers => flushed(1).alone().new_tokens(2).numbers(2),
+            Rule::Durable => Self::losing(2, &[Loss::DatabaseCrashes, Loss::RedisIsFlushed]),
+            Rule::ReReported | Rule::Again => {
+                Self::losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed])
+            }
+            Rule::MoveUp => {
+                Self::losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed]).notices()
+            }
+            Rule::Memory | Rule::BeginsAbove => Self::losing(1, &[Loss::KeysAreCopiedBack]).alone(),
+            Rule::FindMaster => Self::losing(1, &[Loss::ReplicaIsPromoted])
+                .alone()
+                .holders(3),
+            Rule::LeaseOfACounter => {
+                Self::losing(1, &[Loss::RedisRestartsFromAnOldFile]).renewals()
+            }
+            Rule::LeaseOfTheEpoch => Self::losing(1, &[Loss::RedisRestartsFromAnOldFile])
+                .alone()
+                .holders(3)
+                .apart()
+                .renewals(),
+            Rule::Source => Self::two().applications(2),
+            Rule::RenewCompares => Self::two().renewals(),
+            Rule::ReleaseCompares => Self::two().renewals().releases(),
+        }
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.rules = Rules::without(rule);
+        self
+    }
 }
 
 /// The restarts of issuers, and all losses of Redis except promotions and keys that are restored

@@ -1,6 +1,6 @@
 //! The source of epochs: one row of `tower_fence.epochs`, with its disk and its standby.
 
-use super::rules::{Rule, Rules};
+use super::{Rule, Rules};
 
 /// The number of epochs by which a partition moves up after a change of the timeline. The lost
 /// transactions cannot have assigned that many epochs. It is 1,000 in the crate.

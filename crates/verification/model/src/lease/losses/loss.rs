@@ -1,8 +1,7 @@
 //! The losses.
 
 use super::{
-    Losses, Step,
-    rules::Rule,
+    Losses, Rule, Step,
     server::Keys,
     state::{Issuer, Phase, State},
 };
@@ -37,12 +36,12 @@ impl Losses {
         if state.past.just_forgot && self.is_last_epoch_seen(state) {
             steps.push(Step::AMinutePasses);
         }
-        if state.losses == self.bounds.most {
+        if state.losses == self.most {
             return;
         }
         let server = &state.servers[usize::from(state.master)];
         let database = &state.databases[0];
-        let comes = |loss| self.bounds.losses.contains(&loss);
+        let comes = |loss| self.losses.contains(&loss);
         let uses_file = comes(Loss::RedisRestartsFromAnOldFile)
             || comes(Loss::KeysAreCopiedBack)
             || comes(Loss::ReplicaIsPromoted);
@@ -54,7 +53,7 @@ impl Losses {
         }
         // Redis and the issuers must not lose an epoch shortly after the database has lost it,
         // unless the database detects its own loss. Otherwise no component would know the epoch.
-        let is_epoch_known = self.bounds.notices || !state.past.just_forgot;
+        let is_epoch_known = self.notices || !state.past.just_forgot;
         let happens = |loss: &Loss| match loss {
             Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
                 is_epoch_known && server.keys != Keys::default()
@@ -95,10 +94,10 @@ impl Losses {
                 let counter = server.keys.counter.as_ref();
                 let knows = |counter: &super::server::Counter| counter.epoch >= state.past.begun;
                 standby.is_some_and(|epoch| epoch != database.epoch)
-                    && (self.bounds.notices || is_epoch_known && counter.is_some_and(knows))
+                    && (self.notices || is_epoch_known && counter.is_some_and(knows))
             }
         };
-        let losses = self.bounds.losses.iter().copied().filter(happens);
+        let losses = self.losses.iter().copied().filter(happens);
         steps.extend(losses.map(Step::Lose));
     }
 
@@ -165,8 +164,8 @@ impl Losses {
             }
             Loss::DatabaseCrashes => state.databases[0].crash(),
             Loss::StandbyIsPromoted => {
-                state.databases[0].promote(self.bounds.notices);
-                state.past.just_forgot = !self.bounds.notices;
+                state.databases[0].promote(self.notices);
+                state.past.just_forgot = !self.notices;
             }
         }
     }
@@ -183,7 +182,7 @@ impl Losses {
                 let alive =
                     state.databases[self.application(number)].report_epoch(epoch, self.rules);
                 if alive > epoch {
-                    issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
+                    issuer.seen = issuer.seen.max((alive - 1, self.numbers - 1));
                 }
             }
         }

@@ -6,42 +6,54 @@ mod bounds;
 mod database;
 mod loss;
 mod request;
-mod rules;
 pub mod server;
 pub mod state;
-mod walk;
 
 use stateright::{Model, Property};
 
-use self::{
-    bounds::{large, small},
-    rules::{Promise, Rules},
-    state::{HOLDERS, Holder, Kind, Of, State},
-};
-use crate::search::World;
+use self::state::{HOLDERS, Holder, Kind, Of, State};
 
-pub use self::{bounds::Bounds, loss::Loss, rules::Rule};
+pub use self::{bounds::Losses, loss::Loss};
+use crate::search::{promises, rules};
+
+promises! {
+    Losses, |state| state.past.broken,
+    Distinct: "no two leases have the same token",
+    Later: "a later grant has a higher token",
+    Superseded: "a deposed master grants no token above those of the new master",
+    StaysSuperseded: "a superseded lease is not renewed",
+    Stands: "a lease ends only if it expires or is released, or if data is lost",
+    OwnEpochs: "an issuer uses only epochs of its own database",
+}
+
+rules! {
+    Epoch: "a token contains an epoch",
+    ReplicationId: "a counter is valid only under the replication id that it contains",
+    Incarnation: "an epoch begins only on the blank counter for which it was taken",
+    AboveTheCounter: "an epoch begins only on a counter with a lower epoch",
+    NotAhead: "an epoch is taken when it is needed, not in advance",
+    EndOfNumbers: "a new epoch begins when the numbers of an epoch are used up",
+    Durable: "an epoch is on disk before it is used",
+    ReReported: "issuers re-report epochs to the database",
+    Again: "issuers re-report epochs every minute, not only once",
+    MoveUp: "the database skips epochs after its timeline has changed",
+    Memory: "an issuer keeps the highest count of a partition in memory",
+    FindMaster: "an issuer looks up the master again before it replaces a counter",
+    BeginsAbove: "a counter below the highest count that the issuer has seen is replaced",
+    LeaseOfACounter: "a stored lease is valid only if the counter is valid",
+    LeaseOfTheEpoch: "a stored lease is valid only in the epoch of the counter",
+    Source: "a counter belongs to one source of epochs",
+    RenewCompares: "a renewal compares the lease id",
+    ReleaseCompares: "a release compares the lease id",
+}
 
 /// The maximum number of reconnections of issuers after a promotion.
 const RECONNECTS: u8 = 2;
 
-/// The world of a lease store and of databases, all of which may lose data.
-#[derive(Clone, Debug)]
-pub struct Losses {
-    pub bounds: Bounds,
-    rules: Rules,
-}
-
 impl Losses {
-    /// Creates the world with all rules.
-    pub fn within(bounds: Bounds) -> Self {
-        let rules = Rules::default();
-        Self { bounds, rules }
-    }
-
     /// Returns the resource of a lease.
     fn resource(&self, id: u8) -> usize {
-        usize::from(self.bounds.apart && usize::from(id) + 1 == self.bounds.holders)
+        usize::from(self.apart && usize::from(id) + 1 == self.holders)
     }
 
     /// Whether two leases have the same resource and the same fence, which compares their tokens.
@@ -58,7 +70,7 @@ impl Losses {
 
     /// Returns the application of an issuer or a holder.
     fn application(&self, number: u8) -> usize {
-        usize::from(number) % self.bounds.applications
+        usize::from(number) % self.applications
     }
 }
 
@@ -91,30 +103,6 @@ pub enum Step {
     Lose(Loss),
 }
 
-impl World for Losses {
-    type Rule = Rule;
-    const NAME: &'static str = "Leases and losses";
-    const RULES: &'static [Rule] = Rule::ALL;
-    const BOUNDS_OF_RULES_ADD: bool = true;
-
-    fn worlds() -> Vec<Self> {
-        small().into_iter().map(Self::within).collect()
-    }
-
-    fn large_worlds() -> Vec<Self> {
-        large().into_iter().map(Self::within).collect()
-    }
-
-    fn in_bounds_of(rule: Rule) -> Self {
-        Self::within(rule.bounds())
-    }
-
-    fn leave_out(mut self, rule: Rule) -> Self {
-        self.rules = Rules::without(rule);
-        self
-    }
-}
-
 impl Model for Losses {
     type State = State;
     type Action = Step;
@@ -128,12 +116,12 @@ impl Model for Losses {
             if let Some(request) = &state.requests[place] {
                 steps.push(Self::goes_on(Of(place), request));
                 let is_free = state.requests[HOLDERS].is_none();
-                if place < HOLDERS && is_free && state.abandoned < self.bounds.abandoned {
+                if place < HOLDERS && is_free && state.abandoned < self.abandoned {
                     steps.push(Step::Abandon(Of(place)));
                 }
             }
         }
-        for holder in 0..self.bounds.holders {
+        for holder in 0..self.holders {
             // Interchangeable holders begin in order.
             if holder > 0
                 && state.holders[holder - 1] == Holder::New
@@ -156,7 +144,7 @@ impl Model for Losses {
             }
         }
         if state.master == 1 && state.reconnects < RECONNECTS {
-            let issuers = 0..u8::try_from(self.bounds.issuers).expect("there are few issuers");
+            let issuers = 0..u8::try_from(self.issuers).expect("there are few issuers");
             let free = issuers.filter(|issuer| !state.has_epoch(*issuer));
             steps.extend(free.map(|issuer| Step::Reconnects { issuer }));
         }
@@ -171,11 +159,11 @@ impl Model for Losses {
                 state.abandoned += 1;
                 state.requests[HOLDERS] = state.requests[of.0].take();
             }
-            Step::ScriptRuns(of) => self.run_script(&mut state, of),
-            Step::EpochIsTaken(of) => self.take_epoch(&mut state, of),
-            Step::EpochBegins(of) => self.begin_epoch(&mut state, of),
-            Step::MasterIsFoundAgain(of) => self.find_master(&mut state, of),
-            Step::IsAnswered(of) => self.answer(&mut state, of),
+            Step::ScriptRuns(of)
+            | Step::EpochIsTaken(of)
+            | Step::EpochBegins(of)
+            | Step::MasterIsFoundAgain(of)
+            | Step::IsAnswered(of) => self.go_on(&mut state, of),
             Step::LeaseExpires { server, resource } => {
                 let server = &mut state.servers[usize::from(server)];
                 let lease = server.keys.leases[resource]
@@ -196,30 +184,24 @@ impl Model for Losses {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        let (always, sometimes) = (Property::<Self>::always, Property::<Self>::sometimes);
         let mut properties = Promise::properties();
         properties.extend([
-            Property::always(
+            always(
                 "no request is refused while all servers answer",
-                |world: &Self, state: &State| world.answers_who_is_alone(state),
+                |world, state| world.answers_who_is_alone(state),
             ),
-            Property::sometimes(
-                "every holder was granted its lease",
-                |world: &Self, state: &State| {
-                    let holders =
-                        0..u8::try_from(world.bounds.holders).expect("there are few holders");
-                    holders.into_iter().all(|id| state.past.was_granted(id))
-                },
-            ),
+            sometimes("every holder was granted its lease", |world, state| {
+                let holders = 0..u8::try_from(world.holders).expect("there are few holders");
+                holders.into_iter().all(|id| state.past.was_granted(id))
+            }),
         ]);
-        if self.bounds.most > 0 {
+        if self.most > 0 {
             let after = |world: &Self, state: &State| {
                 let last = state.past.answered.last();
-                state.losses == world.bounds.most && last.is_some_and(|(_, id)| *id > 0)
+                state.losses == world.most && last.is_some_and(|(_, id)| *id > 0)
             };
-            properties.push(Property::sometimes(
-                "a lease is granted after the last loss",
-                after,
-            ));
+            properties.push(sometimes("a lease is granted after the last loss", after));
         }
         properties
     }

@@ -1,10 +1,9 @@
 //! A request at an issuer. Each step uses the answer of the previous step, and sends the next call.
 
 use super::{
-    Losses, Step,
-    rules::{Promise, Rule},
-    server::{Answer, Call, Place, Script},
-    state::{HOLDERS, Holder, Kind, Of, Phase, Request, State},
+    Losses, Promise, Rule, Step,
+    server::{Answer, Blank, Call, Place, Script},
+    state::{Grant, HOLDERS, Holder, Kind, Of, Phase, Request, State},
 };
 
 impl Losses {
@@ -12,9 +11,9 @@ impl Losses {
     pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
         // The issuers are interchangeable, so the first request goes to the first issuer.
         let is_first = state.holders == [Holder::New; HOLDERS];
-        let issuers = match is_first && self.bounds.applications == 1 {
+        let issuers = match is_first && self.applications == 1 {
             true => 1,
-            false => self.bounds.issuers,
+            false => self.issuers,
         };
         let of = Of(holder);
         let number = u8::try_from(holder).expect("there are few holders");
@@ -26,15 +25,8 @@ impl Losses {
             match state.holders[holder] {
                 Holder::New | Holder::Asks => ask(Kind::Acquire),
                 Holder::Holds(_) => {
-                    if self.bounds.releases {
-                        ask(Kind::Release);
-                    }
-                    if self.bounds.renewals {
-                        ask(Kind::Renew { new_token: false });
-                    }
-                    if state.new_tokens < self.bounds.new_tokens {
-                        ask(Kind::Renew { new_token: true });
-                    }
+                    let new_tokens = state.new_tokens < self.new_tokens;
+                    Kind::of_holder(self.releases, self.renewals, new_tokens).for_each(ask);
                 }
                 Holder::Done => {}
             }
@@ -68,18 +60,34 @@ impl Losses {
             Phase::NeedsEpoch(_) => Step::EpochIsTaken(of),
             Phase::HasEpoch(..) => Step::EpochBegins(of),
             Phase::Behind => Step::MasterIsFoundAgain(of),
-            Phase::Granted { .. } => Step::IsAnswered(of),
+            Phase::Granted(_) => Step::IsAnswered(of),
         }
     }
 
-    pub(super) fn run_script(&self, state: &mut State, of: Of) {
-        let mut request = state.requests[of.0]
+    /// Takes the next step of a request.
+    pub(super) fn go_on(&self, state: &mut State, of: Of) {
+        let request = state.requests[of.0]
             .take()
             .expect("the request is in progress");
-        let Phase::Sent { seen, replaces } = request.phase else {
-            unreachable!("the script was sent");
+        let next = match request.phase {
+            Phase::Sent { seen, replaces } => self.run_script(state, of, &request, seen, replaces),
+            Phase::NeedsEpoch(blank) => Some(self.take_epoch(state, &request, blank)),
+            Phase::HasEpoch(blank, epoch) => Some(self.begin_epoch(state, &request, blank, epoch)),
+            Phase::Behind => Some(self.find_master(state, &request)),
+            Phase::Granted(grant) => self.answer(state, of, &request, grant),
         };
-        let call = self.call(&request, seen, replaces);
+        state.requests[of.0] = next.map(|phase| Request { phase, ..request });
+    }
+
+    fn run_script(
+        &self,
+        state: &mut State,
+        of: Of,
+        request: &Request,
+        seen: Place,
+        replaces: bool,
+    ) -> Option<Phase> {
+        let call = self.call(request, seen, replaces);
         let issuer = usize::from(request.issuer);
         // A script that replaces a counter runs on the server that was just found to be the master.
         if replaces && self.rules.has(Rule::FindMaster) {
@@ -96,20 +104,20 @@ impl Losses {
                     // The release may have removed the lease of another holder.
                     state.past.ended |= 1 << request.id;
                 }
-                return;
+                return None;
             }
         };
-        request.phase = match answer {
-            Answer::Granted { token, place } => Phase::Granted {
+        match answer {
+            Answer::Granted { token, place } => Some(Phase::Granted(Grant {
                 token,
                 place,
                 server,
                 by_master: server == state.master,
-            },
-            Answer::NeedsEpoch(blank) => Phase::NeedsEpoch(blank),
-            Answer::Behind if self.rules.has(Rule::BeginsAbove) => Phase::Behind,
+            })),
+            Answer::NeedsEpoch(blank) => Some(Phase::NeedsEpoch(blank)),
+            Answer::Behind if self.rules.has(Rule::BeginsAbove) => Some(Phase::Behind),
             // The holder retries, or gives up.
-            Answer::Behind | Answer::Held | Answer::OtherSource => return,
+            Answer::Behind | Answer::Held | Answer::OtherSource => None,
             Answer::Lost => {
                 if of.0 < HOLDERS {
                     state.holders[of.0] = Holder::Done;
@@ -119,19 +127,12 @@ impl Losses {
                         state.past.breaks(Promise::Stands);
                     }
                 }
-                return;
+                None
             }
-        };
-        state.requests[of.0] = Some(request);
+        }
     }
 
-    pub(super) fn take_epoch(&self, state: &mut State, of: Of) {
-        let request = state.requests[of.0]
-            .as_mut()
-            .expect("the request is in progress");
-        let Phase::NeedsEpoch(blank) = request.phase else {
-            unreachable!("the request needs an epoch");
-        };
+    fn take_epoch(&self, state: &mut State, request: &Request, blank: Blank) -> Phase {
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         let application = self.application(request.issuer);
         let database = &mut state.databases[application];
@@ -148,79 +149,57 @@ impl Losses {
         issuer.reported = issuer.reported.max(epoch);
         let highest = &mut state.past.granted_epochs[application];
         *highest = (*highest).max(epoch);
-        request.phase = Phase::HasEpoch(blank, epoch);
+        Phase::HasEpoch(blank, epoch)
     }
 
-    pub(super) fn begin_epoch(&self, state: &mut State, of: Of) {
-        let mut request = state.requests[of.0]
-            .take()
-            .expect("the request is in progress");
-        let Phase::HasEpoch(blank, epoch) = request.phase else {
-            unreachable!("the request has an epoch");
-        };
+    fn begin_epoch(&self, state: &mut State, request: &Request, blank: Blank, epoch: u8) -> Phase {
         let issuer = &state.issuers[usize::from(request.issuer)];
         let (server, seen) = (issuer.server, issuer.seen);
-        let call = self.call(&request, seen, false);
+        let call = self.call(request, seen, false);
         if self.script(state, server).begin_epoch(call, blank, epoch) {
             state.past.begun = state.past.begun.max(epoch);
         }
-        request.phase = Phase::Sent {
+        Phase::Sent {
             seen,
             replaces: false,
-        };
-        state.requests[of.0] = Some(request);
+        }
     }
 
-    pub(super) fn find_master(&self, state: &mut State, of: Of) {
-        let request = state.requests[of.0]
-            .as_mut()
-            .expect("the request is in progress");
+    fn find_master(&self, state: &mut State, request: &Request) -> Phase {
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         if self.rules.has(Rule::FindMaster) {
             issuer.server = state.master;
         }
-        request.phase = Phase::Sent {
+        Phase::Sent {
             seen: issuer.seen,
             replaces: true,
-        };
+        }
     }
 
     /// Answers a grant, after the database has recorded its epoch.
-    pub(super) fn answer(&self, state: &mut State, of: Of) {
-        let mut request = state.requests[of.0]
-            .take()
-            .expect("the request is in progress");
-        let Phase::Granted {
-            token,
-            place,
-            server,
-            by_master,
-        } = request.phase
-        else {
-            unreachable!("the lease was granted");
-        };
+    fn answer(&self, state: &mut State, of: Of, request: &Request, grant: Grant) -> Option<Phase> {
         let issuer = &mut state.issuers[usize::from(request.issuer)];
-        issuer.seen = issuer.seen.max(place);
+        let epoch = grant.place.0;
+        issuer.seen = issuer.seen.max(grant.place);
         let keeps_token = matches!(request.kind, Kind::Renew { new_token: false });
-        if !keeps_token && issuer.reported < place.0 {
+        if !keeps_token && issuer.reported < epoch {
             let database = &mut state.databases[self.application(request.issuer)];
-            let alive = database.report_epoch(place.0, self.rules);
-            issuer.reported = place.0;
-            if alive > place.0 {
+            let alive = database.report_epoch(epoch, self.rules);
+            issuer.reported = epoch;
+            if alive > epoch {
                 // The epoch is no longer valid.
-                issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
-                request.phase = Phase::Sent {
+                issuer.seen = issuer.seen.max((alive - 1, self.numbers - 1));
+                return Some(Phase::Sent {
                     seen: issuer.seen,
                     replaces: false,
-                };
-                state.requests[of.0] = Some(request);
-                return;
+                });
             }
         }
         if of.0 < HOLDERS {
-            state.holders[of.0] = Holder::Holds(token);
-            self.judge(state, &request, token, place, (server, by_master));
+            state.holders[of.0] = Holder::Holds(grant.token);
+            self.judge(state, request, grant);
         }
+        None
     }
 
     /// Returns the highest token for the resource of this lease that was returned to a client.
@@ -231,14 +210,8 @@ impl Losses {
     }
 
     /// Checks a grant against the promises, and records it.
-    fn judge(
-        &self,
-        state: &mut State,
-        request: &Request,
-        token: u8,
-        place: Place,
-        (server, by_master): (u8, bool),
-    ) {
+    fn judge(&self, state: &mut State, request: &Request, grant: Grant) {
+        let Grant { token, server, .. } = grant;
         let past = &mut state.past;
         let others = |(other, id): &(u8, u8)| {
             *other == token && *id != request.id && self.compare(*id, request.id)
@@ -246,7 +219,7 @@ impl Losses {
         if past.answered.iter().any(others) {
             past.breaks(Promise::Distinct);
         }
-        if by_master && token < request.after {
+        if grant.by_master && token < request.after {
             past.breaks(match request.kind {
                 Kind::Acquire => Promise::Later,
                 _ => Promise::StaysSuperseded,
@@ -255,10 +228,10 @@ impl Losses {
         if server == 1 {
             past.first_of_new.get_or_insert(token);
         }
-        if server == 0 && !by_master && past.first_of_new.is_some_and(|first| first < token) {
+        if server == 0 && !grant.by_master && past.first_of_new.is_some_and(|first| first < token) {
             past.breaks(Promise::Superseded);
         }
-        if place.0 > past.granted_epochs[self.application(request.issuer)] {
+        if grant.place.0 > past.granted_epochs[self.application(request.issuer)] {
             past.breaks(Promise::OwnEpochs);
         }
         let answered = (token, request.id);
@@ -282,8 +255,7 @@ impl Losses {
         Script {
             server: &mut state.servers[usize::from(server)],
             incarnations: &mut state.incarnations,
-            bounds: &self.bounds,
-            rules: self.rules,
+            world: self,
         }
     }
 }

@@ -1,9 +1,6 @@
 //! The lease store. Each of its scripts is one step.
 
-use super::{
-    Bounds,
-    rules::{Rule, Rules},
-};
+use super::{Losses, Rule};
 
 /// The position of a token counter: an epoch and a number.
 pub type Place = (u8, u8);
@@ -85,8 +82,7 @@ pub struct Script<'a> {
     pub server: &'a mut Server,
     /// The last incarnation that was drawn.
     pub incarnations: &'a mut u8,
-    pub bounds: &'a Bounds,
-    pub rules: Rules,
+    pub world: &'a Losses,
 }
 
 impl Script<'_> {
@@ -103,14 +99,14 @@ impl Script<'_> {
                 place: now.place,
             };
         }
-        if !now.usable && self.rules.has(Rule::Epoch) {
+        if !now.usable && self.world.rules.has(Rule::Epoch) {
             return self.needs_epoch(call, &now);
         }
         self.grant(call)
     }
 
     pub fn renew(&mut self, call: Call, new_token: bool) -> Answer {
-        let compares = self.rules.has(Rule::RenewCompares);
+        let compares = self.world.rules.has(Rule::RenewCompares);
         let lease = match self.lease(call) {
             Some(lease) if !compares || lease.id == call.id => lease.clone(),
             _ => return Answer::Lost,
@@ -128,7 +124,7 @@ impl Script<'_> {
                 place: now.place,
             };
         }
-        if !now.usable && self.rules.has(Rule::Epoch) {
+        if !now.usable && self.world.rules.has(Rule::Epoch) {
             return self.needs_epoch(call, &now);
         }
         self.grant(call)
@@ -136,7 +132,7 @@ impl Script<'_> {
 
     /// Removes a lease. Returns whether there was one.
     pub fn release(&mut self, call: Call) -> bool {
-        let compares = self.rules.has(Rule::ReleaseCompares);
+        let compares = self.world.rules.has(Rule::ReleaseCompares);
         let lease = &mut self.server.keys.leases[call.resource];
         lease
             .take_if(|lease| !compares || lease.id == call.id)
@@ -149,9 +145,10 @@ impl Script<'_> {
         let Some(counter) = &mut self.server.keys.counter else {
             return false;
         };
-        let same = !self.rules.has(Rule::Incarnation) || counter.incarnation == blank.incarnation;
+        let same =
+            !self.world.rules.has(Rule::Incarnation) || counter.incarnation == blank.incarnation;
         let above =
-            !self.rules.has(Rule::AboveTheCounter) || epoch > counter.epoch.max(call.seen.0);
+            !self.world.rules.has(Rule::AboveTheCounter) || epoch > counter.epoch.max(call.seen.0);
         let same_replication_id = self.server.replication_id == blank.replication_id;
         if !now.own || now.usable || !same_replication_id || !same || !above {
             return false;
@@ -183,14 +180,14 @@ impl Script<'_> {
                 place: (0, 0),
             };
         };
-        let own = (!self.rules.has(Rule::ReplicationId)
+        let own = (!self.world.rules.has(Rule::ReplicationId)
             || counter.replication_id == self.server.replication_id)
-            && (!self.rules.has(Rule::Source) || counter.source == call.source);
+            && (!self.world.rules.has(Rule::Source) || counter.source == call.source);
         let place = (counter.epoch, counter.n.unwrap_or(0));
         let begun = own && counter.n.is_some();
-        let behind = begun && place < call.seen && self.rules.has(Rule::Memory);
+        let behind = begun && place < call.seen && self.world.rules.has(Rule::Memory);
         let counts = begun && !behind;
-        let is_left = place.1 + 1 < self.bounds.numbers || !self.rules.has(Rule::EndOfNumbers);
+        let is_left = place.1 + 1 < self.world.numbers || !self.world.rules.has(Rule::EndOfNumbers);
         Now {
             own,
             behind,
@@ -202,8 +199,8 @@ impl Script<'_> {
 
     /// Whether a stored lease is valid: this counter has granted it, and has lost no data since.
     fn stands(&self, lease: &Stored, now: &Now) -> bool {
-        (now.counts || !self.rules.has(Rule::LeaseOfACounter))
-            && (lease.stamp.0 == now.place.0 || !self.rules.has(Rule::LeaseOfTheEpoch))
+        (now.counts || !self.world.rules.has(Rule::LeaseOfACounter))
+            && (lease.stamp.0 == now.place.0 || !self.world.rules.has(Rule::LeaseOfTheEpoch))
             && lease.stamp.1 <= now.place.1
     }
 
@@ -211,7 +208,7 @@ impl Script<'_> {
         let found = &mut self.server.keys.counter;
         if let Some(counter) = found
             && counter.source != call.source
-            && self.rules.has(Rule::Source)
+            && self.world.rules.has(Rule::Source)
         {
             return Answer::OtherSource;
         }
@@ -250,7 +247,7 @@ impl Script<'_> {
         let n = counter.n.unwrap_or(0) + 1;
         counter.n = Some(n);
         let place = (counter.epoch, n);
-        let token = counter.epoch * self.bounds.numbers + n;
+        let token = counter.epoch * self.world.numbers + n;
         self.server.keys.leases[call.resource] = Some(Stored {
             id: call.id,
             token,

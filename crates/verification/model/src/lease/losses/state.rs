@@ -2,17 +2,15 @@
 //! that the promises refer to.
 
 use super::{
+    Promise,
     database::Database,
-    rules::Promise,
     server::{Blank, Keys, Place, Server},
 };
-pub use crate::lease::{Kind, Of};
-
-pub const HOLDERS: usize = 3;
+pub use crate::lease::{HOLDERS, Holder, Kind, Of};
 
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
-    pub holders: [Holder; HOLDERS],
+    pub holders: [Holder<u8>; HOLDERS],
     /// The request for which each holder waits. The last entry is a request whose caller has
     /// disconnected.
     pub requests: [Option<Request>; HOLDERS + 1],
@@ -44,15 +42,6 @@ impl State {
         };
         self.requests.iter().flatten().any(has)
     }
-}
-
-#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
-pub enum Holder {
-    #[default]
-    New,
-    Asks,
-    Holds(u8),
-    Done,
 }
 
 /// An issuer, with the values that it keeps in memory.
@@ -88,14 +77,16 @@ pub enum Phase {
     NeedsEpoch(Blank),
     HasEpoch(Blank, u8),
     Behind,
-    /// The lease is granted, either by the server that was the master at that moment or by the
-    /// other server.
-    Granted {
-        token: u8,
-        place: Place,
-        server: u8,
-        by_master: bool,
-    },
+    Granted(Grant),
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct Grant {
+    pub token: u8,
+    pub place: Place,
+    pub server: u8,
+    /// Whether the server was the master at that moment.
+    pub by_master: bool,
 }
 
 /// The past events that the promises refer to.
