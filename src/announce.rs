@@ -11,6 +11,7 @@ use std::{
     error::Error,
     fmt::{self, Write},
     pin::Pin,
+    sync::Arc,
 };
 
 use sha2::{Digest, Sha256};
@@ -49,6 +50,18 @@ pub trait Announce: Send + Sync {
         lease: &'a LeaseDigest,
         renews: bool,
     ) -> AnnounceFuture<'a>;
+}
+
+impl<A: Announce + ?Sized> Announce for Arc<A> {
+    fn announce<'a>(
+        &'a self,
+        resource: &'a Resource,
+        token: Token,
+        lease: &'a LeaseDigest,
+        renews: bool,
+    ) -> AnnounceFuture<'a> {
+        (**self).announce(resource, token, lease, renews)
+    }
 }
 
 /// Future returned by [`Announce::announce`].

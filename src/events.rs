@@ -18,7 +18,8 @@
 //!
 //! The events of different requests may be out of order: for example, `released` may follow the
 //! `granted` of the next holder. The events contain the names of resources and owners, but no lease
-//! ids. If no subscriber enables the events, they cost nothing.
+//! ids. If no subscriber enables the events, they cost nothing. Features of `tracing` such as
+//! `release_max_level_info` remove them from the whole program.
 
 #![allow(dead_code, reason = "the features decide which events there are")]
 

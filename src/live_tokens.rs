@@ -10,8 +10,7 @@ use crate::{
 
 /// Lowest token that is in use, for each of the 256 partitions of resources.
 ///
-/// A lease store that can list its leases returns this value
-/// ([`LeaseAdmin::live_tokens`](crate::lease::LeaseAdmin::live_tokens)), and
+/// [`live_tokens`](crate::lease::live_tokens) reads this value from a lease store, and
 /// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) keeps the rows whose tokens are
 /// not below the value of their partition. The default value contains no tokens.
 #[derive(Clone)]

@@ -40,7 +40,7 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     // A client that got no response to its write retries it under the same idempotency key. All
     // clients share one principal, because this service does not authenticate them. Without a
     // principal, a request with a key and cookies would be refused.
-    let keys = Idempotency::optional().principal(|_| "anybody");
+    let keys = Idempotency::optional().principal(|_| Some("anybody"));
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes both SKUs, and needs a token for each of them.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);

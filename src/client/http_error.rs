@@ -11,8 +11,8 @@ use crate::{lease::LeaseError, token::Resource, wire::refusal::limited};
 /// Error of a request to an issuer.
 ///
 /// In a [`LeaseError`], this error is the cause of a [`Misconfigured`](LeaseError::Misconfigured)
-/// if a retry cannot help ([`Refused`](Self::Refused)), and otherwise of an
-/// [`Unavailable`](LeaseError::Unavailable).
+/// if a retry cannot help ([`Url`](Self::Url), [`Client`](Self::Client), [`Header`](Self::Header),
+/// [`Refused`](Self::Refused)), and otherwise of an [`Unavailable`](LeaseError::Unavailable).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
@@ -135,7 +135,10 @@ fn detail(status: &StatusCode, problem: Option<&Value>) -> String {
 impl From<HttpError> for LeaseError {
     fn from(error: HttpError) -> Self {
         match error {
-            HttpError::Refused { .. } => Self::Misconfigured(Arc::new(error)),
+            HttpError::Refused { .. }
+            | HttpError::Url
+            | HttpError::Client(_)
+            | HttpError::Header => Self::Misconfigured(Arc::new(error)),
             error => Self::unavailable(error),
         }
     }

@@ -71,10 +71,10 @@ impl From<Failure> for AdmitError {
     }
 }
 
-/// Converts the failed COMMIT of a transaction that only changes the fence or only reads. If the
-/// outcome is unknown, the change may have been committed.
-impl From<CommitError> for AdmitError {
-    fn from(error: CommitError) -> Self {
+impl AdmitError {
+    /// Converts the failed COMMIT of a transaction that only changes the fence or only reads. If
+    /// the outcome is unknown, the change may have been committed.
+    pub(super) fn at_commit(error: CommitError) -> Self {
         match error {
             CommitError::Busy(cause) => Self::Busy(cause),
             CommitError::Aborted(cause)

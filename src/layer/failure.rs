@@ -136,13 +136,16 @@ pub(super) fn count(response: &mut Response, resource: Option<&Resource>) {
 /// Logs a failed statement, and returns the response.
 fn failed(error: &Arc<sqlx::Error>) -> Response {
     let kind = problem_of_statement(error);
-    let problem = match kind {
-        ProblemType::FenceBusy => Problem::from(&Refusal::from(AdmitError::Busy(error.clone()))),
+    let refusal = match kind {
+        ProblemType::FenceBusy => Some(Refusal::from(AdmitError::Busy(error.clone()))),
         ProblemType::StoreUnavailable => {
-            Problem::from(&Refusal::from(AdmitError::Unavailable(error.clone())))
+            Some(Refusal::from(AdmitError::Unavailable(error.clone())))
         }
-        kind => Problem::new(kind),
+        _ => None,
     };
+    let problem = refusal
+        .as_ref()
+        .map_or_else(|| Problem::new(kind), Problem::from);
     let message = "a handler's statement failed";
     if kind == ProblemType::FenceBusy {
         report::busy(kind.name(), error, message);
@@ -153,7 +156,11 @@ fn failed(error: &Arc<sqlx::Error>) -> Response {
             "{message}"
         );
     }
-    marked(kind, problem)
+    let mut response = marked(kind, problem);
+    if let Some(refusal) = refusal {
+        response.extensions_mut().insert(refusal);
+    }
+    response
 }
 
 #[cfg(all(test, feature = "metrics"))]

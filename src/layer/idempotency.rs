@@ -31,6 +31,9 @@ use crate::{
 /// different key in each scope. A repetition must have the same method, path, query, resources and
 /// body. Otherwise the layer refuses the repetition with 422.
 ///
+/// A middleware that compresses responses belongs outside of the fence. Inside, a client gets the
+/// stored response in the encoding of the first request.
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -128,13 +131,14 @@ impl Idempotency {
         self
     }
 
-    /// Sets the function that returns the principal of a request, as arbitrary bytes. Default: the
-    /// exact bytes of the `Authorization` header.
+    /// Sets the function that returns the principal of a request, as arbitrary bytes. If it returns
+    /// `None`, a request with a key is refused with 400 `idempotency-principal-required`. Default:
+    /// the exact bytes of the `Authorization` header.
     ///
     /// A key belongs to one principal, and the layer never sends a stored response to another
-    /// principal. By default, a request with cookies and no `Authorization` is refused with 400
-    /// `idempotency-principal-required`. A request with neither has the empty principal, so all
-    /// such requests share one set of keys.
+    /// principal. By default, a request with cookies and no `Authorization` has no principal and is
+    /// refused. A request with neither has the empty principal, so all such requests share one set
+    /// of keys.
     ///
     /// A replay does not reach the handler, so permissions that the handler checks are not checked
     /// again. Set this function in the following cases:
@@ -156,17 +160,17 @@ impl Idempotency {
     ///
     /// let keys = Idempotency::optional().principal(|parts| {
     ///     let user = parts.extensions.get::<User>();
-    ///     user.map(|user| user.name.clone()).unwrap_or_default()
+    ///     user.map(|user| user.name.clone())
     /// });
     /// # let _ = keys;
     /// ```
     #[must_use]
     pub fn principal<F, P>(mut self, principal: F) -> Self
     where
-        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        F: Fn(&Parts) -> Option<P> + Send + Sync + 'static,
         P: AsRef<[u8]>,
     {
-        let digest = move |parts: &Parts| Sha256::digest(principal(parts).as_ref()).into();
+        let digest = move |parts: &Parts| Some(Sha256::digest(principal(parts)?.as_ref()).into());
         self.principal = Some(Arc::new(digest));
         self
     }
@@ -220,7 +224,7 @@ impl Idempotency {
             None => resources_digest(claims),
         };
         let principal = match &self.principal {
-            Some(principal) => principal(parts),
+            Some(principal) => principal(parts).ok_or(Refusal::PrincipalRequired)?,
             None => authorization(&parts.headers)?,
         };
         let scope = Sha256::new().chain_update(scope).chain_update(principal);
@@ -251,7 +255,7 @@ impl Idempotency {
 type Scope = dyn Fn(&mut Parts) -> BoxFuture<'_, Result<Resources, ResourceError>> + Send + Sync;
 
 /// Function that returns a digest of a request's principal.
-type Principal = dyn Fn(&Parts) -> [u8; 32] + Send + Sync;
+type Principal = dyn Fn(&Parts) -> Option<[u8; 32]> + Send + Sync;
 
 /// Returns a digest of all field lines of `Authorization`, each preceded by its length. If the
 /// request has cookies, and no `Authorization` or an empty one, the cookies may identify the

@@ -79,12 +79,11 @@ pub enum Refusal {
     /// The idempotency key is malformed.
     #[error(transparent)]
     MalformedKey(#[from] InvalidKey),
-    /// The request has an idempotency key and cookies, but no `Authorization`. The layer therefore
-    /// cannot identify the principal that owns the key; see
+    /// The principal that owns the idempotency key of the request is unknown; see
     /// [`Idempotency::principal`](super::Idempotency::principal).
     #[error(
-        "a request with an idempotency key and cookies needs an `Authorization` field, unless the service identifies \
-         its principals otherwise"
+        "the principal of a request with an idempotency key is unknown: unless the service identifies its principals \
+         otherwise, a request with cookies needs an `Authorization` field"
     )]
     PrincipalRequired,
     /// The idempotency key was used for another request.

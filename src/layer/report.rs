@@ -90,8 +90,7 @@ pub(super) fn no_principal() {
         tracing::error!(
             problem = ProblemType::IdempotencyPrincipalRequired.name(),
             suppressed,
-            "a request with an idempotency key has cookies and no `Authorization`: name its principal with \
-             `Idempotency::principal`"
+            "the principal of a request with an idempotency key is unknown: identify it with `Idempotency::principal`"
         );
     }
 }

@@ -49,27 +49,24 @@ pub trait LeaseAdmin: Leases {
         resource: &Resource,
         seen: Option<Token>,
     ) -> impl Future<Output = Result<bool, LeaseError>> + Send;
+}
 
-    /// Scans all leases for the lowest token of each partition, which `Fence::remove_idle_below`
-    /// needs.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`list`](Self::list).
-    fn live_tokens(&self) -> impl Future<Output = Result<LiveTokens, LeaseError>> + Send {
-        async {
-            let mut live = LiveTokens::default();
-            let mut cursor = None;
-            loop {
-                let page = self.list(1_000, cursor.as_deref()).await?;
-                for (resource, held) in &page.leases {
-                    live.add(resource, held.token);
-                }
-                match page.cursor {
-                    None => return Ok(live),
-                    next => cursor = next,
-                }
-            }
+/// Scans all leases for the lowest token of each partition, which `Fence::remove_idle_below` needs.
+///
+/// # Errors
+///
+/// Returns the errors of [`LeaseAdmin::list`].
+pub async fn live_tokens(leases: &impl LeaseAdmin) -> Result<LiveTokens, LeaseError> {
+    let mut live = LiveTokens::default();
+    let mut cursor = None;
+    loop {
+        let page = leases.list(1_000, cursor.as_deref()).await?;
+        for (resource, held) in &page.leases {
+            live.add(resource, held.token);
+        }
+        match page.cursor {
+            None => return Ok(live),
+            next => cursor = next,
         }
     }
 }

@@ -86,7 +86,7 @@ pub(crate) use self::redis::fuzz;
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
 pub use self::{
-    admin::{LeaseAdmin, Page},
+    admin::{LeaseAdmin, Page, live_tokens},
     announced::Announced,
     backend::Backend,
     boxed::BoxLeases,

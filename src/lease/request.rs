@@ -13,8 +13,6 @@ pub struct Acquire {
     pub ttl: Duration,
     /// The owner label, which operators see. Default: none.
     pub owner: Option<Owner>,
-    /// The id of the lease. Default: a random id.
-    pub lease_id: LeaseId,
     /// The maximum time in the queue. Default: zero.
     pub wait: Duration,
     /// How long the resource stays blocked after the lease has expired. Default: zero.
@@ -23,6 +21,7 @@ pub struct Acquire {
     /// that cannot check tokens. The delay gives the holder time to detect the loss of the lease.
     /// (Chubby and Consul call this lock-delay.)
     pub lock_delay: Duration,
+    pub(crate) lease_id: LeaseId,
     /// Whether the caller has chosen the id, and may retry.
     pub(crate) chosen_id: bool,
 }
@@ -63,12 +62,18 @@ impl Acquire {
         self
     }
 
-    /// Sets the id of the lease, so that the caller can retry the request.
+    /// Sets the id of the lease, so that the caller can retry the request. Default: a random id.
     #[must_use]
     pub fn lease_id(mut self, id: LeaseId) -> Self {
         self.lease_id = id;
         self.chosen_id = true;
         self
+    }
+
+    /// Returns the id of the lease.
+    #[must_use]
+    pub const fn id(&self) -> &LeaseId {
+        &self.lease_id
     }
 
     /// Returns whether the caller has chosen the id and may retry.

@@ -63,7 +63,7 @@ impl Events {
                     false => Interest::never(),
                 }
             });
-        self.clone().with_filter(is_event)
+        Collector(self.clone()).with_filter(is_event)
     }
 
     pub(crate) fn feed(&self) -> &Feed {
@@ -71,10 +71,13 @@ impl Events {
     }
 }
 
-impl<S: Subscriber> Layer<S> for Events {
+/// The layer of [`Events`] without its filter.
+struct Collector(Events);
+
+impl<S: Subscriber> Layer<S> for Collector {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         if let Some(what) = What::read(event) {
-            self.0.push(what);
+            self.0.feed().push(what);
         }
     }
 }

@@ -7,7 +7,8 @@
 //! - **Live** shows the admissions, refusals, grants, waits, releases and losses of this process as
 //!   they happen, and their number in the last five minutes. For a refused stale token, the page
 //!   shows the presented token, the highest stale token, and the current holder, with the time of
-//!   its grant.
+//!   its grant. The events have the level TRACE. If the program enables a feature of `tracing` such
+//!   as `release_max_level_info`, there are no events.
 //!
 //! The page is compiled into the crate, so you need no build step. The page loads nothing from
 //! other servers. Its URLs are relative, so that you can nest it under any path.

@@ -165,7 +165,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         });
         let (transaction, announced) = announced.await?;
         if announced.is_ok() {
-            transaction.commit().await?;
+            transaction.commit().await.map_err(AdmitError::at_commit)?;
         }
         Ok(announced)
     }

@@ -116,7 +116,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Ok(refusal)
             })
             .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(AdmitError::at_commit)?;
         Ok(refusal)
     }
 }

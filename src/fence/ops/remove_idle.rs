@@ -74,7 +74,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Removes idle rows like [`remove_idle`](Self::remove_idle), but keeps each row with a token
     /// that is not below the lowest token of the held leases in its partition.
     ///
-    /// Query the lease store with [`live_tokens`](crate::lease::LeaseAdmin::live_tokens) before you
+    /// Query the lease store with [`live_tokens`](crate::lease::live_tokens) before you
     /// call this method, as in [this
     /// example](crate::deployment#resources-that-are-no-longer-used). A lease that is granted in
     /// between has a token above the tokens of every idle row.

@@ -184,7 +184,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             })
         });
         let (transaction, outcome) = opened.await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(AdmitError::at_commit)?;
         Ok(outcome)
     }
 

@@ -41,7 +41,8 @@ use crate::fence::{
 /// If the transaction is dropped, even while a statement is running, no open transaction and no
 /// lock remain. The connection returns to the pool after the server has rolled back. If the
 /// transaction is dropped outside of any Tokio runtime, the rollback runs in the runtime in which
-/// the connection was acquired.
+/// the connection was acquired. If nothing drives this runtime, Postgres ends the transaction after
+/// the [`hold_timeout`](crate::FenceBuilder::hold_timeout).
 ///
 /// If only the future of a statement is dropped, for example by a timeout in the handler, the
 /// statement still runs to its end, and is committed with the transaction. COPY is an exception: if

@@ -150,7 +150,7 @@ async fn server_that_is_not_an_issuer_is_unavailable() {
     let server = Server::start(app).await;
     for path in ["/html", "/teapot", "/json", "/zero"] {
         let leases = HttpLeases::new(&server.url(path)).unwrap();
-        let id = Acquire::new(LONG).lease_id;
+        let id = Acquire::new(LONG).id().clone();
         cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
         cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
         cause(leases.inspect(&sku()).await);
@@ -299,7 +299,7 @@ async fn redirects_are_neither_followed_nor_taken_for_a_lease() {
         let redirect = move || async move { (status, [("location", to.clone())]) };
         let server = Server::at("/{r}", any(redirect)).await;
         let leases = HttpLeases::new(&server.url("/")).unwrap();
-        let id = Acquire::new(LONG).lease_id;
+        let id = Acquire::new(LONG).id().clone();
         let refused = [
             leases.acquire(&sku(), Acquire::new(LONG)).await.map(drop),
             leases.renew(&sku(), &id, Renew::new(LONG)).await.map(drop),

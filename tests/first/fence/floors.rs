@@ -9,7 +9,7 @@ use tower_fence::{
     client::Holder,
     epochs::{Epoch, Epochs},
     fence::WriteError,
-    lease::{LeaseAdmin, MemoryLeases},
+    lease::{MemoryLeases, live_tokens},
 };
 
 use crate::support::{
@@ -229,7 +229,7 @@ async fn holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
     used.unwrap();
     other.release().await.unwrap();
     age(&db).await;
-    let live = leases.live_tokens().await.unwrap();
+    let live = live_tokens(&leases).await.unwrap();
     let spared = fence.remove_idle_below(NOW, 10, &live).await;
     assert_eq!(spared.unwrap(), 0);
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);

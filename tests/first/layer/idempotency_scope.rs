@@ -120,9 +120,8 @@ async fn stored_response_is_bound_to_its_sender<DB: TestDatabase>() {
 async fn application_may_name_the_principal<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let keys = Idempotency::optional().principal(|parts| {
-        let user = parts.headers.get("x-user");
-        user.map(|user| user.as_bytes().to_vec())
-            .unwrap_or_default()
+        let user = parts.headers.get("x-user")?;
+        Some(user.as_bytes().to_vec())
     });
     let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
     let send = |user: &'static str, authorization: &'static str| {
@@ -183,10 +182,8 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     }
 
     let keys = Idempotency::optional().principal(|parts| {
-        let session = parts.headers.get("cookie");
-        session
-            .map(|session| session.as_bytes().to_vec())
-            .unwrap_or_default()
+        let session = parts.headers.get("cookie")?;
+        Some(session.as_bytes().to_vec())
     });
     let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
     db.execute("DELETE FROM ledger").await;
@@ -197,6 +194,9 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     is_call(&send("session=alice").await, 1, true);
     // No principal gets the answer of another principal.
     send("session=bob").await.is_problem(412, "stale-token");
+    let nobody = keyed(&server, "/c/add", 6, "k").header("Authorization", "Bearer alice");
+    let refused = Answer::to(nobody).await;
+    refused.is_problem(400, "idempotency-principal-required");
 }
 
 async fn custom_scope_does_not_mix_resources<DB: TestDatabase>() {

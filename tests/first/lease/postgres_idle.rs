@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Postgres;
-use tower_fence::lease::{LeaseAdmin, Leases, PostgresLeases};
+use tower_fence::lease::{Leases, PostgresLeases, live_tokens};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -72,7 +72,7 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
             leases.release(&name, &lease.id).await.unwrap();
         }
     }
-    let live = leases.live_tokens().await.unwrap();
+    let live = live_tokens(&leases).await.unwrap();
     let spared = fence.remove_idle_below(Duration::ZERO, 100, &live).await;
     assert_eq!(spared.unwrap(), 0, "the rows are above the held lease");
     let removed = fence.remove_idle(Duration::ZERO, 100).await.unwrap();
