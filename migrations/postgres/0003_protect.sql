@@ -332,6 +332,9 @@ BEGIN
             PERFORM set_config('enable_seqscan', 'on', true);
             EXECUTE concat(%4$L, TG_RELID::regclass, %5$L, TG_RELID::regclass, %6$L) INTO is_unfenced, unfenced;
         END IF;
+        IF is_unfenced THEN
+            PERFORM tower_fence.refuse_unfenced(TG_TABLE_SCHEMA, TG_TABLE_NAME, unfenced);
+        END IF;
     EXCEPTION WHEN undefined_column OR datatype_mismatch OR invalid_text_representation THEN
         RAISE EXCEPTION USING
             ERRCODE = SQLSTATE,
@@ -344,9 +347,6 @@ BEGIN
                 ': ', SQLERRM),
             HINT = 'This role needs the privileges that tower_fence.protect() checks.';
     END;
-    IF is_unfenced THEN
-        PERFORM tower_fence.refuse_unfenced(TG_TABLE_SCHEMA, TG_TABLE_NAME, unfenced);
-    END IF;
     RETURN NULL;
 END
 $guard$,
@@ -646,8 +646,12 @@ COMMENT ON FUNCTION tower_fence.protect IS
 CREATE FUNCTION tower_fence.unprotect(relation regclass)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    guard_function regproc := (
-        SELECT DISTINCT g.function FROM tower_fence.protected_tables AS g WHERE g.relation = unprotect.relation
+    relations CONSTANT regclass[] := ARRAY(
+        SELECT unprotect.relation UNION SELECT p.relid FROM pg_partition_tree(unprotect.relation) AS p
+    );
+    -- A partition keeps the TRUNCATE trigger of another table from which it was detached.
+    guard_functions CONSTANT regproc[] := ARRAY(
+        SELECT DISTINCT g.function FROM tower_fence.protected_tables AS g WHERE g.relation = ANY (relations)
     );
     is_distributed boolean := false;
     made record;
@@ -660,10 +664,10 @@ BEGIN
     END IF;
     IF (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = unprotect.relation) THEN
         RAISE wrong_object_type USING MESSAGE = format(
-            '%s is a partition of %s, which is protected as a whole',
+            '%1$s is a partition of %2$s: call tower_fence.unprotect(%2$L)',
             unprotect.relation, pg_partition_root(unprotect.relation)
         );
-    ELSIF guard_function IS NOT NULL AND is_distributed AND concat(current_setting('citus.enable_unsafe_triggers', true),
+    ELSIF guard_functions <> '{}' AND is_distributed AND concat(current_setting('citus.enable_unsafe_triggers', true),
         current_setting('citus.enable_ddl_propagation', true)) <> 'onon'
     THEN
         RAISE object_not_in_prerequisite_state USING
@@ -674,24 +678,23 @@ BEGIN
     -- A trigger that a partition has inherited is dropped together with the trigger of its parent.
     FOR made IN
         SELECT t.tgrelid::regclass AS relation, t.tgname FROM pg_trigger AS t
-        WHERE t.tgfoid = guard_function AND t.tgparentid = 0 AND t.tgrelid IN (
-            SELECT unprotect.relation
-            UNION SELECT p.relid FROM pg_partition_tree(unprotect.relation) AS p
-        )
+        WHERE t.tgfoid = ANY (guard_functions) AND t.tgparentid = 0 AND t.tgrelid = ANY (relations)
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', made.tgname, made.relation);
     END LOOP;
     -- After ALTER TABLE OWNER, the guard may still belong to the previous owner.
-    IF NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = guard_function) AND EXISTS (
-        SELECT FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-        WHERE p.oid = guard_function AND (pg_has_role(p.proowner, 'USAGE') OR pg_has_role(n.nspowner, 'USAGE'))
-    ) THEN
+    FOR made IN
+        SELECT p.oid::regproc AS function FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+        WHERE p.oid = ANY (guard_functions) AND (pg_has_role(p.proowner, 'USAGE') OR pg_has_role(n.nspowner, 'USAGE'))
+            AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = p.oid)
+    LOOP
         -- CASCADE drops the copies of the triggers on shards that Citus has moved or split, which
         -- are not dropped with the triggers of the table.
-        EXECUTE format('DROP FUNCTION %s() CASCADE', guard_function);
-    END IF;
-    RETURN guard_function IS NOT NULL;
+        EXECUTE format('DROP FUNCTION %s() CASCADE', made.function);
+    END LOOP;
+    RETURN guard_functions <> '{}';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.unprotect IS
-    'Removes the protection of a table. Returns false if the table was not protected.';
+    'Removes the protection of a table, and the triggers that its partitions have kept from another table. Returns false '
+    'if there is nothing to remove.';

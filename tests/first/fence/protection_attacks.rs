@@ -155,6 +155,15 @@ async fn reassigned_guard_names_an_owner_without_privileges() {
     for (write, written) in &writes {
         is_unfenced(&mut conn, write, written, "a").await;
     }
+    let revoke = format!("REVOKE EXECUTE ON FUNCTION tower_fence.refuse_unfenced FROM {owner}");
+    db.execute(&revoke).await;
+    for (write, written) in &writes {
+        let bypassed = format!("SELECT tower_fence.bypass('a repair'); {write}");
+        let refused = refuses(&mut conn, &bypassed, "42501").await;
+        let expected =
+            format!("the guard of public.{written} runs with the privileges of {owner}: ");
+        assert!(refused.message.starts_with(&expected), "{refused:?}");
+    }
 }
 
 /// `ALTER TABLE ... OWNER` does not change the owner of the partitions.
