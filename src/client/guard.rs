@@ -274,7 +274,6 @@ impl<L: Leases> LeaseGuard<L> {
     /// Stops the renewals without releasing the lease, and returns the lease id.
     ///
     /// Unless another program renews or releases the lease under this id, the lease expires.
-    #[must_use = "only this id can release the lease before it expires"]
     pub fn detach(mut self) -> LeaseId {
         if let Some(release) = &mut self.release {
             release.keep();

@@ -11,7 +11,6 @@ use crate::{
 
 /// Held lease with its secrets, for its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "the resource stays leased until the lease is released or expires"]
 #[non_exhaustive]
 pub struct Lease {
     /// The resource.
