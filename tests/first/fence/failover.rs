@@ -365,6 +365,35 @@ async fn concurrent_writers_advance_a_partition_once() {
     assert_eq!(next, Epoch::new(1_001 + 32 + 1).unwrap());
 }
 
+/// Tokens of another issuer are above all epochs, and a removal of their rows has raised the floor.
+#[tokio::test]
+async fn floor_above_all_epochs_stays() {
+    let (db, _fence) = in_epoch_1::<Postgres>().await;
+    let floor = "UPDATE tower_fence.floors SET floor = 700000000000000";
+    db.execute(floor).await;
+    was_on_timeline(&db, "00000000").await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let admit = "SELECT tower_fence.admit('sku-2', 700000000000000)";
+    for failover in ["catch_up('sku-2')", "after_failover()"] {
+        Postgres::run(&mut conn, &format!("SELECT tower_fence.{failover}")).await;
+        functions::refuses(&mut conn, admit, "TF412").await;
+    }
+}
+
+/// The second call reads the partition before the first one is committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_catch_up_does_not_advance_a_partition_again() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_timeline(&db, "00000000").await;
+    let mut first = db.pool.begin().await.unwrap();
+    let next = format!("SELECT tower_fence.next_epoch({PARTITION}::smallint, 1)");
+    Postgres::run(&mut first, &next).await;
+    let second = tokio::spawn(async move { fence.next_epoch(PARTITION, Epoch::FIRST).await });
+    db.waits_for_lock().await;
+    first.commit().await.unwrap();
+    assert_eq!(second.await.unwrap().unwrap().get(), 1_001 + 2);
+}
+
 #[tokio::test]
 async fn refused_request_leaves_the_partition_advanced() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -436,7 +465,16 @@ async fn lease_in_postgres_is_lost_with_its_timeline() {
     // The first client after the failover may also be a writer.
     write(&db.fence(), 999_000_000_000_000).await.unwrap();
     assert!(leases.inspect(&sku()).await.unwrap().is_none());
-    acquire(&leases).await;
+    let held = acquire(&leases).await;
+
+    // It does not wait for a holder that is renewing the lease, who would then wait for it.
+    was_on_timeline(&db, "0000000F").await;
+    let mut renewing = db.pool.begin().await.unwrap();
+    Postgres::run(&mut renewing, "SELECT FROM tower_fence.leases FOR UPDATE").await;
+    write(&db.fence(), 999_500_000_000_000).await.unwrap();
+    renewing.rollback().await.unwrap();
+    let lost = plain_renewal(&leases, &held).await;
+    assert_matches!(lost, Err(LeaseError::Lost { .. }));
 }
 
 /// The grants are announced. The fence refuses the first announcement after the failover, so the

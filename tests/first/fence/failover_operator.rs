@@ -14,7 +14,8 @@ use super::failover::{
     is_on_timeline, was_on_timeline,
 };
 use crate::support::{
-    database::{TestDatabase, on_both_databases, read},
+    database::{TestDatabase, WAITING_FOR_LOCK, on_both_databases, read},
+    eventually,
     fence::{refuses, resource, sku, token, use_up, write},
     functions::admit,
 };
@@ -127,13 +128,15 @@ async fn turning_detection_off_does_not_affect_the_past() {
     refuses(&fence, 1_000_000_006, HIGHEST_STALE).await;
 }
 
-/// Without a flush, a crash would undo the call, and the failover would stay undetected.
+/// Without a flush, a crash would undo the call. The failover would stay undetected, and the epoch
+/// of the issuer could begin again.
 #[tokio::test]
 async fn operator_call_waits_for_the_disk() {
     let db = Postgres::fresh(1).await;
     for said in [
         "tower_fence.after_failover()",
         "tower_fence.notice_failover(false)",
+        "tower_fence.report_epoch(7::smallint, 9)",
     ] {
         for (before, then) in [
             ("off", "on"),
@@ -166,14 +169,40 @@ async fn operator_call_does_not_deadlock_with_a_writer() {
     reported.await.unwrap().unwrap();
 }
 
+/// The catch-up has locked the floor of its partition, and then needs the row of the resource.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operator_call_does_not_deadlock_with_a_catch_up() {
+    let (db, _fence) = in_epoch_1::<Postgres>().await;
+    was_on_timeline(&db, "00000000").await;
+    let mut issuer = db.pool.begin().await.unwrap();
+    Postgres::run(&mut issuer, "SELECT FROM tower_fence.epochs FOR UPDATE").await;
+    let mut calls = vec![];
+    for call in ["catch_up('sku-1')", "after_failover()"] {
+        let pool = db.pool.clone();
+        calls.push(tokio::spawn(async move {
+            let mut conn = pool.acquire().await.unwrap();
+            Postgres::execute(&mut conn, &format!("SELECT tower_fence.{call}")).await
+        }));
+        let waiting = calls.len() as i64;
+        eventually!(
+            "the call waits for a lock",
+            db.number(WAITING_FOR_LOCK).await == waiting
+        );
+    }
+    issuer.rollback().await.unwrap();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+}
+
 /// A promoted server keeps prepared transactions. The first write of a resource locks the floor of
 /// its partition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn notice_of_a_failover_does_not_wait_for_a_lock_without_end() {
     let (db, _fence) = in_epoch_1::<Postgres>().await;
-    let setting = "pg_proc WHERE oid = 'tower_fence.notice_failover(boolean)'::regprocedure \
+    let setting = "pg_proc WHERE oid IN ('tower_fence.notice_failover'::regproc, 'tower_fence.after_failover'::regproc) \
                    AND 'lock_timeout=10s' = ANY (proconfig)";
-    assert_eq!(db.count(setting).await, 1);
+    assert_eq!(db.count(setting).await, 2);
     db.execute("ALTER FUNCTION tower_fence.notice_failover(boolean) SET lock_timeout = '3s'")
         .await;
     let mut writer = db.pool.begin().await.unwrap();

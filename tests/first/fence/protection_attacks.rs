@@ -325,9 +325,11 @@ async fn role_that_may_write_to_the_tables_is_reported() {
 #[tokio::test]
 async fn a_long_resource_is_cut_in_the_message() {
     let db = protected("{sku}").await.unwrap();
-    let insert = sqlx::query("INSERT INTO item (sku) VALUES (repeat('x', 1000000))");
-    let refused = insert.execute(&db.pool).await.unwrap_err().to_string();
-    assert!(refused.len() < 1_000, "{}", refused.len());
+    let mut conn = db.pool.acquire().await.unwrap();
+    let insert = "INSERT INTO item (sku) VALUES (repeat('x', 1000000))";
+    let refused = refuses(&mut conn, insert, "TF428").await;
+    assert!(refused.message.len() < 1_000, "{}", refused.message.len());
+    assert_eq!(refused.problem["resource"], "x".repeat(255));
 }
 
 /// Two bypasses do not wait for each other, even if both remove old records.

@@ -202,7 +202,21 @@ async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     }
     assert!(!log.contains("nextval"));
 
-    // Old records are removed.
+    // The record names the role that has called the function, not the owner of the function.
+    let by_another = format!(
+        "CREATE ROLE counter; GRANT USAGE ON SCHEMA tower_fence TO counter; \
+         GRANT EXECUTE ON FUNCTION tower_fence.bypass TO counter; \
+         SET SESSION AUTHORIZATION counter; {bypass}; RESET SESSION AUTHORIZATION"
+    );
+    Postgres::run(&mut conn, &by_another).await;
+    let kept = "SELECT count(*) FROM tower_fence.bypasses WHERE role = 'counter'";
+    assert_eq!(Postgres::number(&mut conn, kept).await.unwrap(), 1);
+
+    // Records are kept for a year.
+    let age = "UPDATE tower_fence.bypasses SET begun_at = now() - interval '363 days'";
+    Postgres::run(&mut conn, age).await;
+    Postgres::run(&mut conn, bypass).await;
+    assert_eq!(Postgres::number(&mut conn, kept).await.unwrap(), 1);
     let age = "UPDATE tower_fence.bypasses SET begun_at = now() - interval '367 days'";
     Postgres::run(&mut conn, age).await;
     Postgres::run(&mut conn, bypass).await;

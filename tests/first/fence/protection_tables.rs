@@ -432,10 +432,13 @@ async fn detached_partition_gets_a_guard_of_its_own() {
          CREATE TABLE live_1 PARTITION OF live FOR VALUES IN (1) PARTITION BY LIST (s); \
          CREATE TABLE live_1_a PARTITION OF live_1 DEFAULT; \
          CREATE TABLE live_2 PARTITION OF live FOR VALUES IN (2); \
+         CREATE TABLE live_3 PARTITION OF live FOR VALUES IN (3); \
          INSERT INTO live VALUES (1, 'a'), (2, 'b'); \
          SELECT tower_fence.protect('live', 'live/{s}'); \
          ALTER TABLE live DETACH PARTITION live_1; \
-         SELECT tower_fence.protect('live_1', 'archive')";
+         SELECT tower_fence.protect('live_1', 'archive'); \
+         ALTER TABLE live DETACH PARTITION live_3; \
+         SELECT tower_fence.unprotect('live_3')";
     Postgres::run(&mut conn, setup).await;
     let write = format!("{}UPDATE live SET k = 2", admissions(["archive"]));
     is_unfenced(&mut conn, &write, "live_2", "live/b").await;

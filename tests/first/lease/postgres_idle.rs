@@ -31,6 +31,12 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
     leases.release(&sku(), &last.id).await.unwrap();
     // The row was used recently.
     assert_eq!(fence.remove_idle(LONG, 10).await.unwrap(), 0);
+    // Another transaction has locked the lease, which is removed only together with the row.
+    let mut other = db.pool.begin().await.unwrap();
+    Postgres::run(&mut other, "SELECT FROM tower_fence.leases FOR UPDATE").await;
+    assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
+    other.rollback().await.unwrap();
+    assert_eq!(rows(&db).await, (1, 1));
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, (0, 0));
     // The last token was announced, and never used for a write.

@@ -303,6 +303,26 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
     assert_eq!(held.token.get(), next.token);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_that_expires_while_its_renewal_waits_is_lost() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let lease = grant(&leases, &sku(), Duration::from_secs(2)).await;
+    let mut writer = db.pool.begin().await.unwrap();
+    Postgres::run(&mut writer, "SELECT FROM tower_fence.resources FOR UPDATE").await;
+    let renewal = tokio::spawn({
+        let leases = leases.clone();
+        let renew_new = Renew::new(LONG).with_new_token();
+        async move { leases.renew(&sku(), &lease.id, renew_new).await }
+    });
+    db.waits_for_lock().await;
+    let held = async || leases.inspect(&sku()).await.unwrap();
+    eventually!("the lease expires", held().await.is_none());
+    writer.rollback().await.unwrap();
+    is_lost(renewal.await.unwrap());
+    assert_eq!(held().await, None);
+}
+
 #[tokio::test]
 async fn exhausted_token_range_is_repaired_by_a_reset() {
     let db = Postgres::fresh(2).await;

@@ -479,7 +479,10 @@ async fn script_does_not_overtake_waiters() {
         let first = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
         let waiting = wait(&leases, LONG).await;
         release(&mut conn, "sku-1", &first.lease_id).await.unwrap();
-        is_refused(acquire(&mut conn, "sku-1", "60 s").await, "TF409");
+        let refused = is_refused(acquire(&mut conn, "sku-1", "60 s").await, "TF409");
+        // The resource is not blocked, but reserved for the waiter.
+        let retry_after = refused.problem["retry_after_ms"].as_u64();
+        assert!(retry_after > Some(0), "{refused:?}");
         let lease = granted(waiting).await;
         leases.release(&sku(), &lease.id).await.unwrap();
     }
