@@ -304,7 +304,10 @@ async fn arguments_out_of_range_are_refused() {
         ("renew('a', NULL, '1 s')", "TF422"),
         ("renew('a', repeat('x', 22), NULL)", "TF422"),
         ("renew('a', repeat('x', 22), '1 s', ttl_ms => 1)", "TF422"),
+        ("renew('a', repeat('x', 21), '1 s')", "TF422"),
+        ("renew('a', repeat('x', 65), '1 s')", "TF422"),
         ("acquire('a', '1 s', owner => E'a\\nb')", "TF422"),
+        ("acquire('a', '1 s', owner => repeat('x', 256))", "TF422"),
         ("release('a', repeat('x', 22))", "TF410"),
         ("admit_header('5;resource=\"b\"', 'a')", "TF403"),
         ("admit_header(NULL, 'a')", "TF400"),
@@ -313,8 +316,12 @@ async fn arguments_out_of_range_are_refused() {
     }
     for (call, code) in calls {
         let call = format!("SELECT tower_fence.{call}");
-        let hint = refuses(&mut conn, &call, code).await.hint;
-        assert!(code.starts_with("22") || !hint.is_empty(), "{call}");
+        let refused = refuses(&mut conn, &call, code).await;
+        let has_hint = !refused.hint.is_empty();
+        assert!(code.starts_with("22") || has_hint, "{call}");
+        if code == "TF403" {
+            assert_eq!(refused.problem, object!({ "resource": "a" }));
+        }
     }
     for (prepare, name, code) in [
         ("acquire('a', '1 s')", "a", "TF409"),

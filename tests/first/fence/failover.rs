@@ -365,6 +365,15 @@ async fn concurrent_writers_advance_a_partition_once() {
     assert_eq!(next, Epoch::new(1_001 + 32 + 1).unwrap());
 }
 
+/// The database may have lost a grant above the token.
+#[tokio::test]
+async fn reset_counts_the_epochs_that_a_failover_may_have_lost() {
+    let (db, _fence) = in_epoch_1::<Postgres>().await;
+    was_on_timeline(&db, "00000000").await;
+    let reset = "SELECT tower_fence.reset('sku-1', 1000000010)";
+    assert_eq!(db.number(reset).await, 1_001_000_000_000);
+}
+
 /// Tokens of another issuer are above all epochs, and a removal of their rows has raised the floor.
 #[tokio::test]
 async fn floor_above_all_epochs_stays() {
@@ -473,6 +482,17 @@ async fn lease_in_postgres_is_lost_with_its_timeline() {
     Postgres::run(&mut renewing, "SELECT FROM tower_fence.leases FOR UPDATE").await;
     write(&db.fence(), 999_500_000_000_000).await.unwrap();
     renewing.rollback().await.unwrap();
+    let lost = plain_renewal(&leases, &held).await;
+    assert_matches!(lost, Err(LeaseError::Lost { .. }));
+
+    // At a stricter isolation level, it leaves the lease to the next renewal as well.
+    let held = acquire(&leases).await;
+    was_on_timeline(&db, "0000000F").await;
+    let mut tx = db.pool.begin().await.unwrap();
+    Postgres::run(&mut tx, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE").await;
+    let admitted = functions::admit(&mut tx, "sku-1", 999_600_000_000_000).await;
+    admitted.unwrap();
+    tx.commit().await.unwrap();
     let lost = plain_renewal(&leases, &held).await;
     assert_matches!(lost, Err(LeaseError::Lost { .. }));
 }

@@ -125,6 +125,8 @@ async fn turning_detection_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     fence.notice_failover(false).await.unwrap();
+    let moved = "tower_fence.floors WHERE history <> '00000000'";
+    assert_eq!(db.count(moved).await, 256);
     refuses(&fence, 1_000_000_006, HIGHEST_STALE).await;
 }
 

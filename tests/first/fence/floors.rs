@@ -312,6 +312,7 @@ async fn functions_remove_rows_and_respect_the_floor() {
             let refused = functions::is_refused(refused, "TF412");
             let floor = format!("is not newer than {value}, the floor of its partition");
             assert!(refused.message.ends_with(&floor), "{refused:?}");
+            assert_eq!(refused.problem["used"], false);
             let stale: StaleToken = serde_json::from_value(refused.problem).unwrap();
             assert_eq!((stale.max_token, stale.by_floor), (value, true));
         }

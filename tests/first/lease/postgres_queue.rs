@@ -114,12 +114,15 @@ async fn waiter_behind_a_removed_waiter_has_a_turn_of_its_own() {
     let mut frozen = PgListener::connect(&db.url).await.unwrap();
     let register = "SELECT tower_fence.lease_listen(8)";
     frozen.execute(register).await.unwrap();
+    frozen.listen("tower_fence_8").await.unwrap();
     let expire = "UPDATE tower_fence.leases SET expires_at = now() - interval '3 s'";
     db.execute(expire).await;
     queue(&db, &[(1, 8), (2, 7)]).await;
     assert_eq!(ask(&db, "3", 3).await, "queued");
     let tickets = "SELECT sum(ticket)::bigint FROM tower_fence.waiters";
     assert_eq!(db.number(tickets).await, 2 + 3);
+    // When the process resumes, its request retries.
+    assert_eq!(called(&mut frozen).await, "1 0");
 }
 
 #[tokio::test]
@@ -180,11 +183,19 @@ async fn first_waiter_is_notified_of_a_shorter_renewal() {
     let delayed = Acquire::new(LONG).lock_delay(LONG);
     let held = leases.acquire(&sku(), delayed).await.unwrap();
     let mut alive = listener_7(&db).await;
-    queue(&db, &[(1, 7)]).await;
+    queue(&db, &[(1, 7), (2, 7)]).await;
     renew_for(&leases, &held, LONG / 2).await;
-    let called = called(&mut alive).await;
-    let blocked_ms: u64 = called.strip_prefix("1 ").unwrap().parse().unwrap();
-    assert!((60_001..=90_000).contains(&blocked_ms), "{called:?}");
+    for ticket in [1, 2] {
+        let called = called(&mut alive).await;
+        let blocked_ms = called.strip_prefix(&format!("{ticket} ")).unwrap();
+        let blocked_ms: u64 = blocked_ms.parse().unwrap();
+        assert!((60_001..=90_000).contains(&blocked_ms), "{called:?}");
+        // If the first waiter gives up, its successor is notified.
+        let give_up = format!(
+            "SELECT tower_fence.lease_ask('sku-1', '{ticket}', 1000, 0, NULL, {ticket}, true, NULL)"
+        );
+        db.execute(&give_up).await;
+    }
 }
 
 /// Another process displaces the first request. The new request must retry at the expiry.
@@ -216,24 +227,48 @@ async fn repeated_first_request_stays_first() {
     }
     let named = "tower_fence.waiters WHERE ticket = 4 AND owner = 'one'";
     assert_eq!(db.count(named).await, 1);
+    // A displaced request does not take its position back.
+    assert_eq!(ask(&db, "a", 3).await, "displaced");
+    assert_eq!(db.count(named).await, 1);
+}
+
+/// Another process was granted the lease under the lease id of the first request.
+#[tokio::test]
+async fn waiter_is_notified_of_a_lease_under_its_own_id() {
+    let db = Postgres::fresh(4).await;
+    grant_and_release(&PostgresLeases::new(db.fence())).await;
+    let mut alive = listener_7(&db).await;
+    queue(&db, &[(1, 7)]).await;
+    let granted =
+        "SELECT (tower_fence.lease_ask('sku-1', '1', 60000, 0, NULL, 9, false, NULL)).outcome";
+    assert_eq!(read::<String>(&db.pool, granted).await, "granted");
+    db.execute("SELECT tower_fence.lease_call('sku-1')").await;
+    assert_eq!(called(&mut alive).await, "1 0");
 }
 
 /// The second request returned the lease of the first one. Either client may hold the lease.
 #[tokio::test]
 async fn an_abandoned_request_takes_no_lease_that_another_one_returned() {
-    let db = Postgres::fresh(4).await;
-    for ticket in [1, 2] {
-        let ask = format!(
-            "SELECT (tower_fence.lease_ask('sku-1', 'a', 60000, 0, NULL, {ticket}, false, NULL)).outcome"
-        );
-        let asked: String = read(&db.pool, &ask).await;
-        assert_eq!(asked, "granted", "ticket {ticket}");
-    }
-    for ticket in [1, 2] {
-        let abandon = format!("SELECT tower_fence.lease_end('sku-1', 'a', {ticket})");
-        db.execute(&abandon).await;
-        let held = db.count("tower_fence.held_leases").await;
-        assert_eq!(held, 1, "ticket {ticket}");
+    // If a write has used the token, the second request gets another token.
+    for is_used in [false, true] {
+        let db = Postgres::fresh(4).await;
+        for ticket in [1, 2] {
+            let ask = format!(
+                "SELECT (tower_fence.lease_ask('sku-1', 'a', 60000, 0, NULL, {ticket}, false, NULL)).outcome"
+            );
+            let asked: String = read(&db.pool, &ask).await;
+            assert_eq!(asked, "granted", "ticket {ticket}");
+            if is_used {
+                let write = "SELECT tower_fence.admit(resource, token) FROM tower_fence.leases";
+                db.execute(write).await;
+            }
+        }
+        for ticket in [1, 2] {
+            let abandon = format!("SELECT tower_fence.lease_end('sku-1', 'a', {ticket})");
+            db.execute(&abandon).await;
+            let held = db.count("tower_fence.held_leases").await;
+            assert_eq!(held, 1, "ticket {ticket}, used: {is_used}");
+        }
     }
 }
 
