@@ -57,6 +57,7 @@ async fn operator_call_moves_each_partition_above_its_own_epoch<DB: TestDatabase
     let floors = fence.floors().await.unwrap();
     assert!(floors.contains(&(PARTITION, HIGHEST_STALE_BY_OPERATOR)));
     assert!(floors.contains(&(partition, 507_999_999_999)));
+    assert_eq!(floors.iter().filter(|(_, floor)| *floor > 0).count(), 256);
 }
 
 #[tokio::test]
