@@ -325,7 +325,11 @@ async fn arguments_out_of_range_are_refused() {
     }
     for (prepare, name, code) in [
         ("acquire('a', '1 s')", "a", "TF409"),
-        ("acquire('c', '1 ms', lock_delay => '1 h')", "c", "TF409"),
+        (
+            "acquire('c', '1 ms', lock_delay => '1 h'), pg_sleep(0.01)",
+            "c",
+            "TF409",
+        ),
         ("admit('b', 999999999999999)", "b", "TF411"),
     ] {
         Postgres::run(&mut conn, &format!("SELECT tower_fence.{prepare}")).await;
