@@ -159,6 +159,14 @@ mod tests {
     }
 
     #[test]
+    fn an_invalid_setting_is_not_temporary() {
+        for error in [HttpError::Url, HttpError::Header] {
+            let error = LeaseError::from(error);
+            assert!(matches!(error, LeaseError::Misconfigured(_)), "{error:?}");
+        }
+    }
+
+    #[test]
     fn body_of_a_success_is_not_kept() {
         let body = br#"{"lease_id": "a secret", "detail": "a secret"}"#;
         let unexpected = |status| format!("{:?}", HttpError::unexpected(status, body));

@@ -131,7 +131,7 @@ async fn server_log_contains_no_lease_id() {
     let log = server.log();
     assert_contains!(log, "tower_fence.lease_ask");
     assert_contains!(log, "tower_fence.lease_renew");
-    for secret in [&id, &waits.lease_id] {
+    for secret in [&id, waits.id()] {
         assert!(!log.contains(secret.expose()));
     }
 }

@@ -10,7 +10,7 @@ use axum::{
 use serde_json::json;
 use tower_fence::{
     FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite,
-    layer::{Refusal, Rollback},
+    layer::{DatabaseError, Refusal, Rollback},
 };
 
 use super::{
@@ -115,6 +115,9 @@ async fn refusals_have_the_format_of_the_application<DB: TestDatabase>() {
         insert(&mut pending.begin().await?).await;
         Ok(())
     }
+    async fn fail() -> DatabaseError {
+        sqlx::Error::PoolTimedOut.into()
+    }
     let db = DB::fresh(2).await;
     let layer = layer(&db).map_refusal(|refusal, problem| {
         let message = refusal.to_string();
@@ -125,6 +128,7 @@ async fn refusals_have_the_format_of_the_application<DB: TestDatabase>() {
     });
     let app = Router::new()
         .route("/{r}/{outcome}", post(handle::<DB>))
+        .route("/{r}/busy", post(fail))
         .route_layer(layer.clone())
         .route(
             "/deferred/{r}/begin",
@@ -147,6 +151,13 @@ async fn refusals_have_the_format_of_the_application<DB: TestDatabase>() {
     assert_eq!(missing["code"], "token-required");
     // The handler's own answer is unchanged.
     assert_eq!(server.write("/a/conflict", 6).await.status, 409);
+
+    // A handler's statement failed for a reason of the database.
+    let busy = refused(server.write("/a/busy", 7).await);
+    assert_eq!(
+        (&busy["code"], &busy["status"]),
+        (&json!("fence-busy"), &json!(503))
+    );
 
     // Another process causes this refusal, and the handler returns it.
     db.fence().raise(&resource("b"), token(9)).await.unwrap();
