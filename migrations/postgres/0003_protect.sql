@@ -119,7 +119,8 @@ SELECT c.oid::regclass AS relation, g.pattern, v.guard, t.tgenabled::text AS ena
         )
     ) AS missing_columns
 FROM (
-    SELECT DISTINCT ON (t.tgrelid) t.tgrelid, t.tgfoid::regproc AS function,
+    -- A partition that was detached from a protected table keeps a trigger of that table's guard.
+    SELECT DISTINCT ON (t.tgrelid, t.tgfoid) t.tgrelid, t.tgfoid::regproc AS function,
         pg_catalog.convert_from(
             pg_catalog.substring(t.tgargs, 1, pg_catalog.octet_length(t.tgargs) - 1), pg_catalog.getdatabaseencoding()
         ) AS pattern
@@ -148,7 +149,7 @@ LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_cata
         WHERE p.oid = t.tgfoid AND p.proowner = r.relowner AND p.pronamespace = r.relnamespace
     );
 COMMENT ON VIEW tower_fence.protected_tables IS
-    'The protected tables, with one row for each trigger that a table needs. A table is protected if it has rows here, '
+    'The protected tables, with one row for each trigger that the guard of a table needs. A table is protected if it has rows here, '
     '`enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its triggers has no '
     'row here.';
 

@@ -138,7 +138,7 @@ impl Idempotency {
     /// A key belongs to one principal, and the layer never sends a stored response to another
     /// principal. By default, a request with cookies and no `Authorization` has no principal and is
     /// refused. A request with neither has the empty principal, so all such requests share one set
-    /// of keys.
+    /// of keys. The record contains only a SHA-256 digest of the principal.
     ///
     /// A replay does not reach the handler, so permissions that the handler checks are not checked
     /// again. Set this function in the following cases:

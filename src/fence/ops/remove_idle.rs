@@ -74,10 +74,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Removes idle rows like [`remove_idle`](Self::remove_idle), but keeps each row with a token
     /// that is not below the lowest token of the held leases in its partition.
     ///
-    /// Query the lease store with [`live_tokens`](crate::lease::live_tokens) before you
-    /// call this method, as in [this
-    /// example](crate::deployment#resources-that-are-no-longer-used). A lease that is granted in
-    /// between has a token above the tokens of every idle row.
+    /// Query the lease store with [`live_tokens`](crate::lease::live_tokens) before you call this
+    /// method, as in [this example](crate::deployment#resources-that-are-no-longer-used). A lease
+    /// that is granted in between has a token above the tokens of every idle row.
     ///
     /// Tokens below the first epoch belong to other issuers and are treated as granted. With
     /// another issuer whose tokens are higher, such as ZooKeeper, pass the highest token that it is

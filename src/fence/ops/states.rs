@@ -41,9 +41,9 @@ pub struct FenceState {
     /// The lowest value to which [`Fence::reset`] can set `max_token`. According to the database,
     /// issuers may have granted tokens up to this value. It is the highest announced token of the
     /// resource, unless that is the highest possible token, or the beginning of the last epoch that
-    /// was assigned in the partition, if that is higher. If the resource has no announced
-    /// token, for example because its row was removed, and leases are in this database, it is at
-    /// least the lower one of the floor and the end of that epoch.
+    /// was assigned in the partition, if that is higher. If the resource has no announced token,
+    /// for example because its row was removed, and leases are in this database, it is at least the
+    /// lower one of the floor and the end of that epoch.
     pub granted: i64,
 }
 

@@ -452,26 +452,39 @@ async fn unprotect_removes_triggers_of_a_former_root() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let setup = "CREATE TABLE live (s text) PARTITION BY LIST (s); CREATE TABLE archive (s text) PARTITION BY LIST (s); \
-         CREATE TABLE live_a PARTITION OF live FOR VALUES IN ('a'); INSERT INTO live VALUES ('a'); \
-         SELECT tower_fence.protect('live', '{s}'); ALTER TABLE live DETACH PARTITION live_a; \
-         ALTER TABLE archive ATTACH PARTITION live_a FOR VALUES IN ('a')";
+         CREATE TABLE live_a PARTITION OF live FOR VALUES IN ('a'); INSERT INTO live VALUES ('a')";
     Postgres::run(&mut conn, setup).await;
-    is_unfenced(&mut conn, "TRUNCATE archive", "live_a", "a").await;
-    let refused = refuses(&mut conn, "SELECT tower_fence.unprotect('live_a')", "42809").await;
-    assert!(
-        refused
-            .message
-            .ends_with("call tower_fence.unprotect('public.archive')"),
-        "{refused:?}"
-    );
-    for (table, was_protected) in [("archive", true), ("archive", false), ("live", true)] {
-        let unprotect = format!("SELECT tower_fence.unprotect('{table}')");
-        let removed: bool = read(&mut *conn, &unprotect).await;
-        assert_eq!(removed, was_protected, "{table}");
-        Postgres::run(&mut conn, "BEGIN; TRUNCATE archive; ROLLBACK").await;
+    for is_protected in [false, true] {
+        let protect = match is_protected {
+            false => "",
+            true => "SELECT tower_fence.protect('archive', 'archive/{s}');",
+        };
+        let attach = format!(
+            "SELECT tower_fence.protect('live', '{{s}}'); ALTER TABLE live DETACH PARTITION live_a; \
+             {protect} ALTER TABLE archive ATTACH PARTITION live_a FOR VALUES IN ('a')"
+        );
+        Postgres::run(&mut conn, &attach).await;
+        is_unfenced(&mut conn, "TRUNCATE archive", "live_a", "a").await;
+        let partition = "SELECT tower_fence.unprotect('live_a')";
+        let refused = refuses(&mut conn, partition, "42809").await;
+        assert!(
+            refused
+                .message
+                .ends_with("call tower_fence.unprotect('public.archive')"),
+            "{refused:?}"
+        );
+        for (table, was_protected) in [("archive", true), ("archive", false), ("live", true)] {
+            let unprotect = format!("SELECT tower_fence.unprotect('{table}')");
+            let removed: bool = read(&mut *conn, &unprotect).await;
+            assert_eq!(removed, was_protected, "{table}, {is_protected}");
+            Postgres::run(&mut conn, "BEGIN; TRUNCATE archive; ROLLBACK").await;
+        }
+        let guards = "SELECT count(*) FROM pg_proc WHERE proname ~ '^fence_guard_(live|archive)'";
+        assert_eq!(read::<i64>(&mut *conn, guards).await, 0);
+        let back = "ALTER TABLE archive DETACH PARTITION live_a; \
+             ALTER TABLE live ATTACH PARTITION live_a FOR VALUES IN ('a')";
+        Postgres::run(&mut conn, back).await;
     }
-    let guards = "SELECT count(*) FROM pg_proc WHERE proname LIKE 'fence\\_guard\\_live%'";
-    assert_eq!(read::<i64>(&mut *conn, guards).await, 0);
 }
 
 #[tokio::test]
