@@ -10,7 +10,7 @@
 //! | `forged` | `resource` if known, `token` | a token without a valid signature was refused |
 //! | `refused` | `problem`, `resource` if known | a request was refused for another reason, or its handler returned an error of the fence |
 //! | `waiting` | `resource`, `owner` if named | a request for a lease began to wait |
-//! | `granted` | `resource`, `token`, `owner` if named, `waited_ms` if the request waited | the issuer granted a lease |
+//! | `granted` | `resource`, `token`, `owner` if named, `waited_ms` if the request may wait and took at least 20 ms | the issuer granted a lease |
 //! | `released` | `resource` | a lease was released |
 //! | `lost` | `resource` | the issuer, or a guard in this process, detected that a lease is lost |
 //! | `broken` | `resource` | an operator broke a lease |

@@ -37,7 +37,7 @@ pub trait TestDatabase: FenceDatabase {
     fn run(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = ()> + Send {
         async move {
             let ran = Self::execute(conn, sql).await;
-            ran.unwrap_or_else(|error| panic!("{sql}: {error}"));
+            ran.unwrap_or_else(|error| panic!("unwrap() of {sql}: {error}"));
         }
     }
 

@@ -1,4 +1,6 @@
-//! A request of a trace to the layer, whose handler leaves its transaction to the trace.
+//! A request of a trace to the layer, whose handler lends its transaction to the trace.
+
+use std::sync::{Arc, Weak};
 
 use axum::{
     Extension, Router,
@@ -7,6 +9,7 @@ use axum::{
 };
 use tokio::{
     sync::{
+        Mutex,
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
         oneshot,
     },
@@ -31,10 +34,13 @@ pub struct Answer {
     pub is_replay: bool,
 }
 
-/// A handler that was called: its transaction, and the sender of its response.
-type Handler<DB> = (FencedTx<DB>, oneshot::Sender<(StatusCode, String)>);
+/// The transaction of a handler, until the handler answers.
+type Lent<DB> = Mutex<Option<FencedTx<DB>>>;
 
-/// The extension of a request, through which its handler passes its transaction to the test.
+/// A handler that was called: its transaction, and the sender of its response.
+type Handler<DB> = (Weak<Lent<DB>>, oneshot::Sender<(StatusCode, String)>);
+
+/// The extension of a request, through which its handler lends its transaction to the test.
 type Calls<DB> = UnboundedSender<Handler<DB>>;
 
 pub struct Call<DB: TestDatabase> {
@@ -93,8 +99,10 @@ impl<DB: TestDatabase> Call<DB> {
 
     /// Runs a statement that returns a number in the transaction of the handler.
     pub async fn run(&mut self, sql: &str) -> Option<i64> {
-        let (tx, _) = self.handler.as_mut().unwrap();
-        DB::number(tx, sql).await.ok()
+        let (lent, _) = self.handler.as_ref().unwrap();
+        let lent = lent.upgrade().unwrap();
+        let mut tx = lent.lock().await;
+        DB::number(tx.as_mut().unwrap(), sql).await.ok()
     }
 
     /// Makes the handler answer, and waits for the response of the layer.
@@ -105,31 +113,30 @@ impl<DB: TestDatabase> Call<DB> {
 
     /// Makes the handler answer, and does not wait.
     pub fn order_answer(&mut self, status: StatusCode, text: &str) {
-        let (tx, response) = self.handler.take().unwrap();
-        drop(tx);
+        let (lent, response) = self.handler.take().unwrap();
+        let lent = lent.upgrade().unwrap();
+        drop(lent.try_lock().unwrap().take());
         response.send((status, text.to_owned())).unwrap();
     }
 
-    /// Disconnects the client.
+    /// Disconnects the client, while the handler has its transaction.
     pub async fn cancel(self) {
         // The handler does not answer before the request is cancelled.
-        let _response = self.handler.map(|(tx, response)| {
-            drop(tx);
-            response
-        });
+        let _handler = self.handler;
         self.request.abort();
         assert!(self.request.await.unwrap_err().is_cancelled());
     }
 }
 
-/// The handler, which leaves its transaction and its response to the test.
+/// The handler, which lends its transaction to the test, and leaves its response to it.
 pub async fn follow<DB: TestDatabase>(
     Extension(calls): Extension<Calls<DB>>,
     tx: FencedTx<DB>,
 ) -> (StatusCode, String) {
+    let lent = Arc::new(Mutex::new(Some(tx)));
     let (response, answer) = oneshot::channel();
     // Both channels fail only if the test has ended.
-    let _ = calls.send((tx, response));
+    let _ = calls.send((Arc::downgrade(&lent), response));
     let failed = (StatusCode::INTERNAL_SERVER_ERROR, String::new());
     answer.await.unwrap_or(failed)
 }

@@ -77,7 +77,7 @@ async fn restarted_nodes_match_the_model() {
     }
     let mut drawn = Drawn::default();
     let urls: Vec<_> = own.iter().map(RedisServer::url).collect();
-    // These walks reach all other outcomes.
+    // With these seeds, the walks reach all other outcomes.
     for seed in 10..15 {
         for world in Quorum::walks() {
             let mut nodes = Nodes::of(&urls, own, None).await;

@@ -2,6 +2,7 @@
 //! taken, and the outcomes that were reached.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     fmt::Debug,
 };
@@ -9,6 +10,11 @@ use std::{
 use rand::{SeedableRng, rngs::StdRng};
 use stateright::Expectation;
 use tower_fence_model::search::World;
+
+thread_local! {
+    /// Whether a walk has failed on this thread.
+    pub static HAS_FAILED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A walk, which an implementation executes. If the test fails, the walk prints its steps.
 pub struct Walk<'a, W: World> {
@@ -69,10 +75,15 @@ impl<'a, W: World> Walk<'a, W> {
 impl<W: World> Drop for Walk<'_, W> {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            HAS_FAILED.set(true);
             let Self {
-                seed, taken, state, ..
+                world,
+                seed,
+                taken,
+                state,
+                ..
             } = self;
-            eprintln!("by seed {seed}, after {taken:#?}:\n{state:?}");
+            eprintln!("{world:?} by seed {seed}, after {taken:#?}:\n{state:?}");
         }
     }
 }
