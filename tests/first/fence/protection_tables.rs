@@ -464,7 +464,7 @@ async fn unprotect_removes_triggers_of_a_former_root() {
              {protect} ALTER TABLE archive ATTACH PARTITION live_a FOR VALUES IN ('a')"
         );
         Postgres::run(&mut conn, &attach).await;
-        is_unfenced(&mut conn, "TRUNCATE archive", "live_a", "a").await;
+        is_unfenced(&mut conn, "TRUNCATE live_a", "live_a", "a").await;
         let partition = "SELECT tower_fence.unprotect('live_a')";
         let refused = refuses(&mut conn, partition, "42809").await;
         assert!(
