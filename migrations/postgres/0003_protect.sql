@@ -149,9 +149,9 @@ LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_cata
         WHERE p.oid = t.tgfoid AND p.proowner = r.relowner AND p.pronamespace = r.relnamespace
     );
 COMMENT ON VIEW tower_fence.protected_tables IS
-    'The protected tables, with one row for each trigger that the guard of a table needs. A table is protected if it has rows here, '
-    '`enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its triggers has no '
-    'row here.';
+    'The protected tables, with one row for each trigger that the guard of a table needs. A table is protected if it '
+    'has rows here, `enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its '
+    'triggers has no row here.';
 
 -- The text of a column must not depend on a setting of the session. Otherwise the same row could
 -- belong to different resources in different sessions. Therefore only types whose text is always

@@ -362,10 +362,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// The arguments are the refusal and the response with the problem document. The function
     /// returns the response for the client. The layer calls it for its own refusals, for refusals
     /// that a handler returns, such as the error of [`PendingWrite::begin`], and for a
-    /// [`DatabaseError`] whose response is 503 `fence-busy` or `store-unavailable`. The layer does
-    /// not call it for the errors of extractors or for other errors of a handler. When the layer
-    /// calls the function, the transaction has ended, and the refusal has been logged and counted.
-    /// The function therefore affects only the rendering. The
+    /// [`DatabaseError`] or a [`WriteError`](crate::fence::WriteError) whose response is 503
+    /// `fence-busy` or `store-unavailable`. The layer does not call it for the errors of extractors
+    /// or for other errors of a handler. When the layer calls the function, the transaction has
+    /// ended, and the refusal has been logged and counted. The function therefore affects only the
+    /// rendering. The
     /// [guide](crate::guide::graphql_and_grpc#refusals-in-the-format-of-the-protocol) contains an
     /// example for GraphQL.
     #[must_use]

@@ -194,8 +194,8 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     is_call(&send("session=alice").await, 1, true);
     // No principal gets the answer of another principal.
     send("session=bob").await.is_problem(412, "stale-token");
-    let nobody = keyed(&server, "/c/add", 6, "k").header("Authorization", "Bearer alice");
-    let refused = Answer::to(nobody).await;
+    let unknown = keyed(&server, "/c/add", 6, "k").header("Authorization", "Bearer alice");
+    let refused = Answer::to(unknown).await;
     refused.is_problem(400, "idempotency-principal-required");
 }
 
